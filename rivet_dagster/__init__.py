@@ -1,0 +1,1 @@
+"""Database tables as files people can trust: exports are Dagster assets, their IO managers are the destinations."""

@@ -1,0 +1,1 @@
+"""What is exported: the export, its plan, and how rows become parts."""
