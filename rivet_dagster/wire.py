@@ -6,6 +6,7 @@ Unknown fields are ignored, so newer and foreign writers can be read; a manifest
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from datetime import datetime, timezone
@@ -28,6 +29,7 @@ from rivet_dagster.manifest import (
 __all__ = ["parse", "serialise"]
 
 _VERSION = 1
+_NANOSECONDS = re.compile(r"(\.\d{6})\d+")
 _T = TypeVar("_T", Part, Ancestor, Column, Link, Identity)
 
 
@@ -97,7 +99,8 @@ def _text(value: datetime) -> str:
 
 
 def _moment(value: str) -> datetime:
-    found = datetime.fromisoformat(value.replace("Z", "+00:00"))
+    # Rivet writes nanoseconds, which Python 3.10 does not read.
+    found = datetime.fromisoformat(_NANOSECONDS.sub(r"\1", value).replace("Z", "+00:00"))
     return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
 
