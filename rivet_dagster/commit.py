@@ -1,121 +1,36 @@
-"""THE seam: parts → verified → manifest → `_SUCCESS`. Whatever the destination, an export becomes visible in this order."""
+"""THE seam: parts → verified → manifest → `_SUCCESS`. Whatever the destination, an export becomes visible so.
+
+The steps are those of the design's section 4: begin, parts, gates, own, swap the head, mark, clean. Before the
+request that swaps the head is sent, leaving any other way aborts; from the moment it is sent, nothing of this
+attempt is removed but after a proven conflict.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any, Literal, Protocol
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timezone
+from itertools import count
 
-from rivet_dagster.contract import Destination, DestinationCapabilities, EncodedPart, Staged
-from rivet_dagster.layout import Prefix
-from rivet_dagster.manifest import Content, Manifest, Part
+from rivet_dagster.attempt import Attempt, CommitSettings, ExportReceipt, Extraction, Verify
+from rivet_dagster.contract import Destination, ObjectDestination, Staged
+from rivet_dagster.control import SideRecord
+from rivet_dagster.errors import CommitConflict, DestinationError
+from rivet_dagster.layout import Prefix, make_token
+from rivet_dagster.manifest import Content, Dataset, Link, Manifest, Part, Status, data_version, fingerprint
+from rivet_dagster.parts import write_part
+from rivet_dagster.publish import ProvenConflict, look_again, mark, swap_head, won_by, write_symlink_manifest
+from rivet_dagster.readback import Sight, look, remove
+from rivet_dagster.receipts import already_committed, receipt_for, with_rows
+from rivet_dagster.recovery import settle, take_over_dead_runs, tidy
+from rivet_dagster.wire import serialise
 
-__all__ = ["Attempt", "CommitSettings", "ExportReceipt", "Extraction", "commit_export"]
+__all__ = ["Attempt", "CommitSettings", "ExportReceipt", "Extraction", "Verify", "commit_export"]
 
-Verify = Literal["store", "readback"]
-
-
-class Extraction(Protocol):
-    """One export's rows, planned: everything that the manifest says is known, no row has been read.
-
-    `content` is final. `suffix` is that of the parts, e.g. ".csv.gz". `gates` are called after the last row and
-    before anything is published, each raising `ContractError` to publish nothing. `counters` may be read after the
-    last row: metadata by key, e.g. {"rivet/coerced": {...}}.
-    """
-
-    content: Content
-    suffix: str
-    skip_empty: bool
-    gates: Sequence[Callable[[], None]]
-
-    def parts(self, stage: Callable[[], Staged]) -> Iterator[EncodedPart]:
-        """Read and encode; `stage` is called when the first row of a part is there, never for an empty part."""
-        ...
-
-    def counters(self) -> Mapping[str, Any]:
-        """What was counted while reading."""
-        ...
-
-    def close(self) -> None:
-        """Stop and free the source; may be called at any time and again."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """Who commits.
-
-    Attributes:
-        dagster_run_id: `None` outside of a run.
-        lineage: this run and, in a re-execution from failure, its parent and root: a delivery of one of them is
-            returned instead of exporting again. Empty switches that off (unit tests).
-        partition_key: in clear.
-        is_over: whether a Dagster run has ended; False for one that is not known.
-    """
-
-    dagster_run_id: str | None = None
-    lineage: frozenset[str] = frozenset()
-    partition_key: str | None = None
-    is_over: Callable[[str], bool] = lambda _run_id: False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitSettings:
-    """How the seam works, by the IO manager's or the export's settings.
-
-    Attributes:
-        retain: superseded deliveries kept besides the head.
-        verify: "readback" re-reads each part from the store and compares its MD5.
-        symlink_manifest: also write `_symlink_format_manifest/manifest`.
-        takeover_after: age of the last heartbeat from which a run counts as dead.
-        unsafe_unfenced_commits: go on where the store has no conditional writes.
-    """
-
-    retain: int = 0
-    verify: Verify = "store"
-    symlink_manifest: bool = False
-    takeover_after: timedelta = timedelta(hours=1)
-    unsafe_unfenced_commits: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportReceipt:
-    """What a run committed, or found committed.
-
-    Attributes:
-        export_name: the asset key's segments joined by "/".
-        capabilities: of the destination.
-        uri: of the prefix.
-        manifest: the one that describes the prefix after this run; `None` for a streaming destination, and for a
-            retry whose delivery was superseded and removed meanwhile.
-        fingerprint: of its exact bytes, equal to the marker; `None` for a streaming destination.
-        parts: what this run added; empty when it found its work done, or nothing to do.
-        row_count: of `parts`, or of the stream.
-        size_bytes: of `parts`, or of the stream.
-        window: of this run, where its mode has one.
-        unchanged: no row, and the head left as it was.
-        found: an earlier attempt had committed; nothing was exported.
-        notes: what was decided on the way and a person may ask about.
-        counters: of the extraction.
-        duration_seconds: of the whole seam.
-    """
-
-    export_name: str
-    capabilities: DestinationCapabilities
-    uri: str
-    manifest: Manifest | None
-    fingerprint: str | None
-    parts: tuple[Part, ...] = ()
-    row_count: int = 0
-    size_bytes: int = 0
-    window: Mapping[str, Any] | None = None
-    unchanged: bool = False
-    found: bool = False
-    notes: tuple[str, ...] = ()
-    counters: Mapping[str, Any] = field(default_factory=dict)
-    duration_seconds: float = 0.0
+Plan = Callable[[Manifest | None], Extraction]
 
 
 def commit_export(
@@ -123,7 +38,7 @@ def commit_export(
     *,
     prefix: Prefix,
     attempt: Attempt,
-    plan: Callable[[Manifest | None], Extraction],
+    plan: Plan,
     settings: CommitSettings,
     log: logging.Logger,
 ) -> ExportReceipt:
@@ -133,7 +48,7 @@ def commit_export(
         destination: where to.
         prefix: the dataset's own directory.
         attempt: who commits.
-        plan: fixes window, schema and cursor; given the head as it is at the start, which is read only once.
+        plan: fixes window, schema and cursor; given the committed delivery, which is read only once.
         settings: see there.
         log: for what a person may want to know.
 
@@ -143,4 +58,197 @@ def commit_export(
         DestinationError: see the subclasses for what is left behind.
         ContractError: nothing was published.
     """
-    raise NotImplementedError
+    started = time.monotonic()
+    token = make_token(attempt.dagster_run_id or "no-run", attempt.partition_key, secrets.token_hex(4))
+    if isinstance(destination, ObjectDestination):
+        receipt = _Commit(destination, prefix, attempt=attempt, settings=settings, log=log, token=token).run(plan)
+    else:
+        receipt = _stream(destination, prefix, attempt=attempt, plan=plan, token=token)
+    return replace(receipt, duration_seconds=time.monotonic() - started)
+
+
+def _stream(destination: Destination, prefix: Prefix, *, attempt: Attempt, plan: Plan, token: str) -> ExportReceipt:
+    """Write where nothing stays at rest: no manifest, no marker, no cursor."""
+    extraction = plan(None)
+    numbers = count(1)
+    parts: list[Part] = []
+    try:
+        for encoded in extraction.parts(
+            lambda: destination.stage(prefix.part(token, next(numbers), extraction.suffix))
+        ):
+            parts.append(write_part(destination, encoded, number=len(parts) + 1, prefix=prefix, verify="store"))
+        for gate in extraction.gates:
+            gate()
+    finally:
+        extraction.close()
+    receipt = receipt_for(destination, attempt, prefix, manifest=None, fingerprint=None)
+    return with_rows(receipt, extraction, parts)
+
+
+class _Commit:
+    """One attempt at a destination that leaves objects at rest."""
+
+    def __init__(
+        self,
+        destination: ObjectDestination,
+        prefix: Prefix,
+        *,
+        attempt: Attempt,
+        settings: CommitSettings,
+        log: logging.Logger,
+        token: str,
+    ) -> None:
+        self.destination, self.prefix, self.attempt = destination, prefix, attempt
+        self.settings, self.log, self.token = settings, log, token
+        self.started_at = datetime.now(timezone.utc)
+        self.staged: list[str] = []
+        self.notes: tuple[str, ...] = ()
+
+    def run(self, plan: Plan) -> ExportReceipt:
+        seen, self.notes = settle(
+            self.destination,
+            self.prefix,
+            self.attempt,
+            token=self.token,
+            takeover_after=self.settings.takeover_after,
+            log=self.log,
+        )
+        if found := already_committed(self.destination, self.attempt, self.prefix, seen):
+            self._clean()
+            return replace(found, notes=self.notes)
+        extraction = plan(seen.committed)
+        try:
+            return self._export(seen, extraction)
+        finally:
+            extraction.close()
+
+    def _export(self, seen: Sight, extraction: Extraction) -> ExportReceipt:
+        draft = self._draft(seen, extraction.content)
+        record = SideRecord(self.destination, self.prefix, draft, log=self.log)
+        sent = False
+        try:
+            self._begin(seen, record)
+            parts = self._write_parts(seen, extraction, record)
+            for gate in extraction.gates:
+                gate()
+            if not parts and self._leaves_head_as_it_was(seen, extraction):
+                return self._leave(seen, extraction, record)
+            final = self._final(draft, seen, parts)
+            body = serialise(final)
+            record.own(body)
+            sent = True
+            with self.destination.hold(self.prefix.root):
+                swap_head(self.destination, self.prefix, self.token, body, seen=seen)
+                mark(self.destination, self.prefix, self.token, body, seen=seen)
+        except ProvenConflict as lost:
+            record.retract(draft)
+            self._remove_own("another run committed first")
+            raise CommitConflict(str(lost)) from lost
+        except BaseException:
+            record.stop()
+            if not sent and record.fail():
+                self._remove_own("the attempt was aborted")
+            raise
+        self._clean()
+        receipt = receipt_for(
+            self.destination, self.attempt, self.prefix, manifest=final, fingerprint=fingerprint(body)
+        )
+        return replace(with_rows(receipt, extraction, parts), notes=self.notes)
+
+    def _begin(self, seen: Sight, record: SideRecord) -> None:
+        record.create(unfenced=self.settings.unsafe_unfenced_commits)
+        self.notes += take_over_dead_runs(
+            self.destination,
+            self.prefix,
+            self.attempt,
+            token=self.token,
+            head=seen.head,
+            takeover_after=self.settings.takeover_after,
+            log=self.log,
+        )
+        self._tidy(seen)
+
+    def _write_parts(self, seen: Sight, extraction: Extraction, record: SideRecord) -> tuple[Part, ...]:
+        parts: list[Part] = []
+
+        def stage() -> Staged:
+            record.check()
+            self._head_is_still(seen)
+            key = self.prefix.part(self.token, len(self.staged) + 1, extraction.suffix)
+            self.staged.append(key)
+            return self.destination.stage(key)
+
+        for encoded in extraction.parts(stage):
+            number, verify = len(parts) + 1, self.settings.verify
+            parts.append(write_part(self.destination, encoded, number=number, prefix=self.prefix, verify=verify))
+            record.add(parts)
+        return tuple(parts)
+
+    def _head_is_still(self, seen: Sight) -> None:
+        found = self.destination.head(self.prefix.manifest)
+        if (found.version if found else None) != seen.head_version:
+            now = look_again(self.destination, self.prefix)
+            raise CommitConflict(won_by(self.destination, self.prefix, now))
+
+    def _clean(self) -> None:
+        if self.settings.symlink_manifest:
+            write_symlink_manifest(self.destination, self.prefix)
+        self._tidy(look(self.destination, self.prefix))
+
+    def _tidy(self, sight: Sight) -> None:
+        retain = self.settings.retain
+        tidy(self.destination, self.prefix, sight=sight, token=self.token, retain=retain, log=self.log)
+
+    def _remove_own(self, because: str) -> None:
+        try:
+            remove(self.destination, self.staged, because=because, log=self.log)
+            self.destination.discard_unfinished(self.prefix.parts_of(self.token))
+        except DestinationError as e:
+            self.log.warning("cleaning up is left to the next run: %s", e)
+
+    def _leaves_head_as_it_was(self, seen: Sight, extraction: Extraction) -> bool:
+        continues = extraction.content.dataset is Dataset.APPEND and seen.committed is not None
+        return seen.settled and (continues or extraction.skip_empty)
+
+    def _leave(self, seen: Sight, extraction: Extraction, record: SideRecord) -> ExportReceipt:
+        if record.fail():
+            remove(self.destination, [self.prefix.side(self.token)], because="no row to export", log=self.log)
+        receipt = receipt_for(
+            self.destination,
+            self.attempt,
+            self.prefix,
+            manifest=seen.committed,
+            fingerprint=seen.committed_fingerprint,
+        )
+        return replace(with_rows(receipt, extraction, ()), unchanged=True, notes=self.notes)
+
+    def _draft(self, seen: Sight, content: Content) -> Manifest:
+        base, said = seen.committed, seen.committed_fingerprint
+        return Manifest(
+            run_id=self.token,
+            export_name=content.export_name,
+            status=Status.RUNNING,
+            started_at=self.started_at,
+            content=content,
+            destination_kind=self.destination.kind,
+            destination_uri=self.destination.uri(self.prefix.root),
+            format=content.format,
+            compression=content.compression,
+            sequence=base.sequence + 1 if base else 1,
+            previous=Link(run_id=base.run_id, fingerprint=said) if base and said else None,
+            ancestors=base.as_ancestors(said) if base and said else (),
+            dagster_run_id=self.attempt.dagster_run_id,
+            partition_key=self.attempt.partition_key,
+        )
+
+    def _final(self, draft: Manifest, seen: Sight, parts: tuple[Part, ...]) -> Manifest:
+        columns = draft.content.columns if draft.content else ()
+        adds = draft.dataset is Dataset.APPEND and seen.committed is not None
+        previous = seen.committed.data_version if adds and seen.committed else None
+        return replace(
+            draft,
+            status=Status.SUCCESS,
+            finished_at=datetime.now(timezone.utc),
+            parts=parts,
+            data_version=data_version(columns, parts, previous=previous),
+        )

@@ -1,0 +1,118 @@
+"""What the seam is given and what it gives back: an attempt, settings, rows that are planned, and a receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal, Protocol
+
+from rivet_dagster.contract import DestinationCapabilities, EncodedPart, Staged
+from rivet_dagster.manifest import Content, Manifest, Part
+
+__all__ = ["Attempt", "CommitSettings", "ExportReceipt", "Extraction", "Verify"]
+
+Verify = Literal["store", "readback"]
+
+
+class Extraction(Protocol):
+    """One export's rows, planned: everything that the manifest says is known, no row has been read.
+
+    `content` is final. `suffix` is that of the parts, e.g. ".csv.gz". `gates` are called after the last row and
+    before anything is published, each raising `ContractError` to publish nothing. `counters` may be read after the
+    last row: metadata by key, e.g. {"rivet/coerced": {...}}.
+    """
+
+    content: Content
+    suffix: str
+    skip_empty: bool
+    gates: Sequence[Callable[[], None]]
+
+    def parts(self, stage: Callable[[], Staged]) -> Iterator[EncodedPart]:
+        """Read and encode; `stage` is called when the first row of a part is there, never for an empty part."""
+        ...
+
+    def counters(self) -> Mapping[str, Any]:
+        """What was counted while reading."""
+        ...
+
+    def close(self) -> None:
+        """Stop and free the source; may be called at any time and again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """Who commits.
+
+    Attributes:
+        export_name: the asset key's segments joined by "/"; a prefix that holds another export's data is refused.
+        dagster_run_id: `None` outside of a run.
+        lineage: this run and, in a re-execution from failure, its parent and root: a delivery of one of them is
+            returned instead of exporting again. Empty switches that off (unit tests).
+        partition_key: in clear.
+        is_over: whether a Dagster run has ended; False for one that is not known.
+    """
+
+    export_name: str
+    dagster_run_id: str | None = None
+    lineage: frozenset[str] = frozenset()
+    partition_key: str | None = None
+    is_over: Callable[[str], bool] = lambda _run_id: False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitSettings:
+    """How the seam works, by the IO manager's or the export's settings.
+
+    Attributes:
+        retain: superseded deliveries kept besides the head.
+        verify: "readback" re-reads each part from the store and compares its MD5.
+        symlink_manifest: also write `_symlink_format_manifest/manifest`.
+        takeover_after: age of the last heartbeat from which a run counts as dead.
+        unsafe_unfenced_commits: go on where the store has no conditional writes.
+    """
+
+    retain: int = 0
+    verify: Verify = "store"
+    symlink_manifest: bool = False
+    takeover_after: timedelta = timedelta(hours=1)
+    unsafe_unfenced_commits: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReceipt:
+    """What a run committed, or found committed.
+
+    Attributes:
+        export_name: the asset key's segments joined by "/".
+        capabilities: of the destination.
+        uri: of the prefix.
+        manifest: the one that describes the prefix after this run; `None` for a streaming destination, and for a
+            retry whose delivery was superseded and removed meanwhile.
+        fingerprint: of its exact bytes, equal to the marker; `None` for a streaming destination.
+        parts: what this run added; empty when it found its work done, or nothing to do.
+        row_count: of `parts`, or of the stream.
+        size_bytes: of `parts`, or of the stream.
+        window: of this run, where its mode has one.
+        unchanged: no row, and the head left as it was.
+        found: an earlier attempt had committed; nothing was exported.
+        notes: what was decided on the way and a person may ask about.
+        counters: of the extraction.
+        duration_seconds: of the whole seam.
+    """
+
+    export_name: str
+    capabilities: DestinationCapabilities
+    uri: str
+    manifest: Manifest | None
+    fingerprint: str | None
+    parts: tuple[Part, ...] = ()
+    row_count: int = 0
+    size_bytes: int = 0
+    window: Mapping[str, Any] | None = None
+    unchanged: bool = False
+    found: bool = False
+    notes: tuple[str, ...] = ()
+    counters: Mapping[str, Any] = field(default_factory=dict)
+    duration_seconds: float = 0.0

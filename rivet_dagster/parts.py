@@ -1,0 +1,131 @@
+"""One part: written, verified against what the store says, and known by a receipt only then."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+from rivet_dagster.attempt import Verify
+from rivet_dagster.contract import (
+    ABSENT,
+    ANY,
+    Checksum,
+    Destination,
+    EncodedPart,
+    ObjectDestination,
+    Staged,
+    WriteOutcome,
+)
+from rivet_dagster.control import repeats
+from rivet_dagster.errors import DestinationError, IntegrityError, NoAnswer, PreconditionFailed
+from rivet_dagster.layout import Prefix
+from rivet_dagster.manifest import Part
+
+__all__ = ["write_part"]
+
+_RANGE_BYTES = 8 * 2**20
+
+
+def write_part(destination: Destination, encoded: EncodedPart, *, number: int, prefix: Prefix, verify: Verify) -> Part:
+    """Write a part and compare what the store has with what was encoded; the staged bytes are gone afterwards.
+
+    Raises:
+        IntegrityError: the store holds other bytes; that object was removed.
+        NoAnswer: the store did not confirm, and reading back did not help; the object may be there.
+        DestinationError: the store failed. What is left behind is what the capabilities say.
+    """
+    staged = encoded.staged
+    try:
+        outcome = _written(destination, staged)
+        level = _verified(destination, staged, outcome, verify)
+    except IntegrityError:
+        if isinstance(destination, ObjectDestination):
+            destination.remove(staged.key)
+        raise
+    except DestinationError as e:
+        if destination.capabilities.partial_write_risk:
+            msg = f"{e}; part of the output may have been seen"
+            raise type(e)(msg) from e
+        raise
+    finally:
+        staged.discard()
+    return Part(
+        part_id=number,
+        path=staged.key.removeprefix(prefix.root),
+        rows=encoded.rows,
+        size_bytes=staged.size_bytes,
+        content_fingerprint=f"xxh3:{staged.digests['xxh3'].hex()}",
+        content_md5=base64.b64encode(staged.digests["md5"]).decode(),
+        verification=level,
+        key_range=encoded.key_range,
+    )
+
+
+def _written(destination: Destination, staged: Staged) -> WriteOutcome:
+    if not isinstance(destination, ObjectDestination):
+        return destination.write(staged.key, staged, md5=staged.digests["md5"], expect=ANY)
+    if not destination.capabilities.idempotent_overwrite:
+        return destination.write(staged.key, staged, md5=staged.digests["md5"], expect=ABSENT)
+    return repeats()(_write_or_find, destination, staged)
+
+
+def _write_or_find(destination: ObjectDestination, staged: Staged) -> WriteOutcome:
+    """Write once; where the store refuses or is silent, look whether the object is there already."""
+    try:
+        return destination.write(staged.key, staged, md5=staged.digests["md5"], expect=ABSENT)
+    except (PreconditionFailed, NoAnswer) as e:
+        there = destination.head(staged.key)
+        if there is None:
+            msg = f"{e}; nothing is there yet"
+            raise NoAnswer(msg) from e
+        known = there.checksum is not None and there.checksum.kind in staged.digests
+        checksum = there.checksum if known else _read_md5(destination, staged.key)
+        found = WriteOutcome(size_bytes=there.size_bytes, version=there.version, checksum=checksum)
+        if _same(staged, found):
+            return found
+        if destination.capabilities.partial_write_risk:
+            destination.remove(staged.key)
+            msg = f"{e}; a part of the object was there and was removed"
+            raise NoAnswer(msg) from e
+        raise IntegrityError(_difference(destination, staged, found)) from e
+
+
+def _verified(destination: Destination, staged: Staged, outcome: WriteOutcome, verify: Verify) -> str:
+    if not _same(staged, outcome):
+        raise IntegrityError(_difference(destination, staged, outcome))
+    if verify == "store" or not isinstance(destination, ObjectDestination):
+        return outcome.checksum.level if outcome.checksum else outcome.level
+    read = WriteOutcome(
+        size_bytes=outcome.size_bytes, version=outcome.version, checksum=_read_md5(destination, staged.key)
+    )
+    if not _same(staged, read):
+        raise IntegrityError(_difference(destination, staged, read))
+    return "readback-md5"
+
+
+def _same(staged: Staged, outcome: WriteOutcome) -> bool:
+    store = outcome.checksum
+    return outcome.size_bytes == staged.size_bytes and (store is None or staged.digests.get(store.kind) == store.value)
+
+
+def _difference(destination: Destination, staged: Staged, outcome: WriteOutcome) -> str:
+    store = outcome.checksum
+    kind = store.kind if store else "md5"
+    sent = staged.digests.get(kind, b"").hex()
+    return (
+        f"{destination.uri(staged.key)}: sent {staged.size_bytes} bytes with {kind} {sent or 'unknown'}, "
+        f"the store holds {outcome.size_bytes} with {store.value.hex() if store else 'no checksum'}; "
+        "nothing was published, run again"
+    )
+
+
+def _read_md5(destination: ObjectDestination, key: str) -> Checksum:
+    """Read the whole object in bounded pieces, as a reader would."""
+    md5 = hashlib.md5(usedforsecurity=False)
+    start = 0
+    while found := destination.read(key, start=start, length=_RANGE_BYTES):
+        md5.update(found.body)
+        start += len(found.body)
+        if start >= found.meta.size_bytes or not found.body:
+            break
+    return Checksum(kind="md5", value=md5.digest(), level="readback-md5")

@@ -1,0 +1,66 @@
+"""Receipts: what a run committed, or found committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rivet_dagster.attempt import Attempt, ExportReceipt, Extraction
+from rivet_dagster.contract import Destination, ObjectDestination
+from rivet_dagster.layout import Prefix
+from rivet_dagster.manifest import Manifest, Part
+from rivet_dagster.readback import Sight, read_record
+
+__all__ = ["already_committed", "receipt_for", "with_rows"]
+
+
+def receipt_for(
+    destination: Destination, attempt: Attempt, prefix: Prefix, *, manifest: Manifest | None, fingerprint: str | None
+) -> ExportReceipt:
+    """A receipt without rows."""
+    return ExportReceipt(
+        export_name=attempt.export_name,
+        capabilities=destination.capabilities,
+        uri=destination.uri(prefix.root),
+        manifest=manifest,
+        fingerprint=fingerprint,
+    )
+
+
+def with_rows(receipt: ExportReceipt, extraction: Extraction, parts: Sequence[Part]) -> ExportReceipt:
+    """Add what this run exported."""
+    return replace(
+        receipt,
+        parts=tuple(parts),
+        row_count=sum(p.rows for p in parts),
+        size_bytes=sum(p.size_bytes for p in parts),
+        window=extraction.content.window,
+        counters=extraction.counters(),
+    )
+
+
+def already_committed(
+    destination: ObjectDestination, attempt: Attempt, prefix: Prefix, sight: Sight
+) -> ExportReceipt | None:
+    """What an earlier attempt of this run, or of the run that this one re-executes from failure, has committed."""
+    committed = sight.committed
+    if committed is None:
+        return None
+    line = committed.as_ancestors(sight.committed_fingerprint or "")
+    ours = (a for a in line if a.dagster_run_id in attempt.lineage and a.partition_key == attempt.partition_key)
+    found = next(ours, None)
+    if found is None:
+        return None
+    manifest: Manifest | None = committed
+    if found.run_id != committed.run_id:
+        copy = read_record(destination, prefix, found.run_id)
+        manifest = copy.manifest if copy else None
+    parts = manifest.parts if manifest else ()
+    return replace(
+        receipt_for(destination, attempt, prefix, manifest=manifest, fingerprint=found.fingerprint),
+        found=True,
+        parts=parts,
+        row_count=sum(p.rows for p in parts),
+        size_bytes=sum(p.size_bytes for p in parts),
+        window=manifest.content.window if manifest and manifest.content else None,
+    )
