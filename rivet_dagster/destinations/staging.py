@@ -8,6 +8,8 @@ import io
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import xxhash
@@ -23,6 +25,7 @@ _REMEDIES = {
     errno.EACCES: "give this user the permission to write there",
     errno.EPERM: "give this user the permission to write there",
     errno.EROFS: "mount it for writing, or choose another place",
+    errno.EEXIST: "move away what stands where a directory is needed",
     errno.ENOTDIR: "move away what stands where a directory is needed",
     errno.EISDIR: "move the directory away that stands at this name",
     errno.ENOTEMPTY: "move the directory away that stands at this name",
@@ -76,7 +79,7 @@ class StagedFile:
     """
 
     def __init__(
-        self, key: str, raw: io.FileIO, *, path: str | None = None, hashers: Mapping[str, Hasher] | None = None
+        self, key: str, raw: io.FileIO, *, path: Path | None = None, hashers: Mapping[str, Hasher] | None = None
     ) -> None:
         """Take over an empty file.
 
@@ -92,6 +95,7 @@ class StagedFile:
         self._digests = Digests(hashers)
         self._size_bytes = 0
         self._closed = False
+        self._failure: DestinationError | None = None
 
     @classmethod
     def spool(
@@ -114,7 +118,7 @@ class StagedFile:
         return self._key
 
     @property
-    def path(self) -> str | None:
+    def path(self) -> Path | None:
         """Its present name; `None` where it has none, or none any more."""
         return self._path
 
@@ -154,8 +158,11 @@ class StagedFile:
 
         Raises:
             ValueError: encoding has ended.
-            DestinationError: no space, or the device failed; what is staged is good for `discard` only.
+            DestinationError: no space, or the device failed, now or before; what was staged is discarded.
         """
+        if self._failure is not None:
+            # A writer that is closed on the way out must not hide why.
+            raise self._failure
         if self._closed:
             msg = f"{self._key}: write after close"
             raise ValueError(msg)
@@ -167,7 +174,10 @@ class StagedFile:
                     done += self._raw.write(view[done:]) or 0
             except OSError as e:
                 where = self._path or tempfile.gettempdir()
-                raise os_failure(e, doing=f"stage {self._key!r}", where=where) from e
+                self._failure = os_failure(e, doing=f"stage {self._key!r}", where=where)
+                with suppress(DestinationError):
+                    self.discard()
+                raise self._failure from e
             self._size_bytes += done
             return done
 
@@ -183,7 +193,14 @@ class StagedFile:
         self._closed = True
 
     def open(self) -> BinaryIO:
-        """Read from the first byte; readers are independent of each other and outlive `discard`."""
+        """Read from the first byte; readers are independent of each other and outlive `discard`.
+
+        Raises:
+            DestinationError: it has been discarded.
+        """
+        if self._raw.closed:
+            msg = f"{self._key}: expected a staged part, found it discarded; encode it again"
+            raise self._failure or DestinationError(msg)
         return io.BufferedReader(_Reader(os.dup(self._raw.fileno())))
 
     def release(self) -> None:
@@ -193,15 +210,14 @@ class StagedFile:
     def discard(self) -> None:
         """Remove what is staged. May be called at any time and again; a written object is not touched."""
         self._closed = True
-        self._raw.close()
-        path, self._path = self._path, None
-        if path is not None:
+        with suppress(OSError):
+            self._raw.close()
+        if self._path is not None:
             try:
-                os.unlink(path)  # noqa: PTH108 - one idiom for files known by text
-            except FileNotFoundError:
-                pass
+                self._path.unlink(missing_ok=True)
             except OSError as e:
-                raise os_failure(e, doing=f"discard what is staged for {self._key!r}", where=path) from e
+                raise os_failure(e, doing=f"discard what is staged for {self._key!r}", where=self._path) from e
+            self._path = None
 
 
 class _Reader(io.RawIOBase):
