@@ -47,7 +47,8 @@ class S3Server:
         import boto3
         from botocore.config import Config
 
-        settings = {"retries": {"total_max_attempts": 1}, "s3": {"addressing_style": "path"}, **config}
+        # Corrupt bytes are to be read as they are.
+        settings = {"retries": {"total_max_attempts": 1}, "response_checksum_validation": "when_required", **config}
         return boto3.session.Session().client(
             "s3",
             endpoint_url=self.url,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+from contextlib import closing
 from dataclasses import replace
 
 import psutil
@@ -50,16 +51,14 @@ def test_a_server_is_ended_when_the_test_fails(starter):
 
 @pytest.mark.parametrize("starter", [moto, localstack])
 def test_s3_keeps_objects(starter):
-    with require(starter) as server:
-        client = server.client()
+    with require(starter) as server, closing(server.client()) as client:
         client.create_bucket(Bucket="lake")
         client.put_object(Bucket="lake", Key="a/b", Body=b"rows")
         assert client.get_object(Bucket="lake", Key="a/b")["Body"].read() == b"rows"
 
 
 def test_localstack_refuses_a_digest_that_does_not_match():
-    with require(localstack) as server:
-        client = server.client()
+    with require(localstack) as server, closing(server.client()) as client:
         client.create_bucket(Bucket="lake")
         with pytest.raises(client.exceptions.ClientError, match="BadDigest"):
             client.put_object(Bucket="lake", Key="a", Body=b"rows", ContentMD5="1B2M2Y8AsgTpgAmY7PhCfg==")
