@@ -1,0 +1,238 @@
+"""Asset checks that look at what a materialization claims: marker, manifest and every part it lists."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from rivet_dagster.contract import DestinationCapabilities, ObjectDestination
+from rivet_dagster.errors import ConfigError, RivetError
+from rivet_dagster.exports.spec import Export
+from rivet_dagster.layout import MANIFEST
+from rivet_dagster.orchestration.assets import KeyPrefix, export_key
+from rivet_dagster.orchestration.failures import as_dagster_failure
+from rivet_dagster.orchestration.io_managers import ExportIOManager
+from rivet_dagster.orchestration.judgement import Verdict, judge
+from rivet_dagster.orchestration.metadata import weakest
+from rivet_dagster.readback import Fault
+
+__all__ = ["build_manifest_checks"]
+
+_SHOWN = 50
+# Materializations that somebody reported by hand carry none of our keys; this many of them are skipped over.
+_LOOKED_BACK = 100
+_NAME = "manifest"
+_DESCRIPTION = (
+    "Marker, manifest and a listing of the parts (sizes, and checksums where the store has them) "
+    "are what the latest materialization recorded."
+)
+
+
+def build_manifest_checks(
+    asset: dg.AssetsDefinition | Export,
+    *,
+    io_manager_key: str | None = None,
+    key_prefix: KeyPrefix = None,
+    partitions_def: dg.PartitionsDefinition[Any] | None = None,
+    blocking: bool = False,
+    pool: str | None = None,
+) -> list[dg.AssetChecksDefinition]:
+    """Build the check `manifest` for an asset, or for each asset of a multi-asset.
+
+    It judges the delivery of the latest materialization by what that recorded, not whatever the head is now: one
+    that a later run replaced meanwhile passes, with a warning that names its successor. Without any materialization
+    of ours, the manifest found at the prefix is judged (it may be Rivet's own); where there is none either, the check
+    fails. A store that cannot be asked fails the step and gives no verdict.
+
+    Args:
+        asset: what `build_export_asset` or `@dg.asset` made, or an export whose asset lives elsewhere.
+        io_manager_key: of the destination; read from the asset unless given.
+        key_prefix: of the asset's key; only for an `Export`.
+        partitions_def: only for an `Export`; an asset brings its own. With it, each partition is judged on its own.
+        blocking: whether downstream assets of the same run wait for the check and are skipped when it fails.
+        pool: of the check's step.
+
+    Raises:
+        ConfigError: the destination is a stream and keeps nothing to check, or a setting does not belong.
+    """
+    if isinstance(asset, Export):
+        keys, resources = {export_key(asset, key_prefix): io_manager_key or "io_manager"}, {}
+        partitions, promises = partitions_def, {}
+    else:
+        if key_prefix is not None or partitions_def is not None:
+            msg = (
+                "build_manifest_checks: an asset brings its own key and partitions; leave key_prefix and partitions_def"
+            )
+            raise ConfigError(msg)
+        keys = {key: io_manager_key or asset.get_io_manager_key_for_asset_key(key) for key in asset.keys}
+        resources, partitions = dict(asset.resource_defs), asset.partitions_def
+        promises = {key: asset.metadata_by_key.get(key, {}) for key in keys}
+    for key, named in keys.items():
+        _refuse_stream(key, resources.get(named), promises.get(key, {}))
+    return [
+        _manifest_check(
+            key,
+            io_manager_key=named,
+            resource_defs={named: resources[named]} if named in resources else {},
+            partitions_def=partitions,
+            blocking=blocking,
+            pool=pool,
+        )
+        for key, named in keys.items()
+    ]
+
+
+def _manifest_check(
+    key: dg.AssetKey,
+    *,
+    io_manager_key: str,
+    resource_defs: Mapping[str, Any],
+    partitions_def: dg.PartitionsDefinition[Any] | None,
+    blocking: bool,
+    pool: str | None,
+) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        asset=key,
+        name=_NAME,
+        description=_DESCRIPTION,
+        blocking=blocking,
+        required_resource_keys={io_manager_key},
+        resource_defs=resource_defs,
+        partitions_def=partitions_def,
+        pool=pool,
+    )
+    def manifest(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        io_manager = getattr(context.resources, io_manager_key)
+        partition = context.partition_key if context.has_partition_key else None
+        return _check(context, key, io_manager, partition)
+
+    return manifest
+
+
+def _check(
+    context: dg.AssetCheckExecutionContext, key: dg.AssetKey, io_manager: Any, partition: str | None
+) -> dg.AssetCheckResult:
+    started = time.monotonic()
+    if not isinstance(io_manager, ExportIOManager):
+        msg = (
+            f"{key.to_user_string()}: the check `{_NAME}` expected an IO manager of rivet_dagster, found "
+            f"{type(io_manager).__name__}; name the right io_manager_key"
+        )
+        raise dg.Failure(description=msg, allow_retries=False)
+    prefix = io_manager.prefix_of(key, partition)
+    recorded = _recorded(context.instance, key, partition)
+    uri = key.to_user_string()
+    try:
+        destination = _object_destination(key, io_manager)
+        uri = destination.uri(prefix.root)
+        verdict = judge(
+            destination, prefix, run_id=recorded.get("rivet/run_id"), checksum=recorded.get("rivet/checksum")
+        )
+    except RivetError as e:
+        failure = as_dagster_failure(e, capabilities=io_manager.capabilities, uri=uri)
+        raise failure from failure.__cause__
+    if verdict.superseded:
+        context.log.warning("%s: %s", uri, "; ".join(verdict.notes))
+    result = _result(verdict, uri=uri, recorded=bool(recorded))
+    return result.with_metadata({**result.metadata, "rivet/duration_seconds": time.monotonic() - started})
+
+
+def _object_destination(key: dg.AssetKey, io_manager: ExportIOManager) -> ObjectDestination:
+    _refuse_stream(key, io_manager, {})
+    destination = io_manager.destination
+    if not isinstance(destination, ObjectDestination):
+        raise ConfigError(_nothing_at_rest(key, io_manager.kind))
+    return destination
+
+
+def _recorded(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | None) -> dict[str, str]:
+    """What the newest materialization that carries our keys says of its delivery; empty where there is none."""
+    wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition] if partition is not None else None)
+    for record in instance.fetch_materializations(wanted, limit=_LOOKED_BACK).records:
+        found = record.asset_materialization
+        said = {
+            name: str(found.metadata[name].value)
+            for name in ("rivet/run_id", "rivet/checksum")
+            if found is not None and name in found.metadata
+        }
+        if len(said) == 2:  # noqa: PLR2004 - both, or it is not ours
+            return said
+    return {}
+
+
+def _result(verdict: Verdict, *, uri: str, recorded: bool) -> dg.AssetCheckResult:
+    judged = verdict.manifest
+    parts = judged.parts if judged else ()
+    notes = list(verdict.notes)
+    if not recorded:
+        notes.append(
+            "no materialization of this asset is recorded"
+            + ("; the manifest found here was judged" if judged else " and no manifest was found: materialize it")
+        )
+    said: dict[str, Any] = {
+        "rivet/parts_checked": len(parts),
+        "rivet/faults": len(verdict.faults),
+        "rivet/bytes": judged.size_bytes if judged else 0,
+        "rivet/rows": judged.row_count if judged else 0,
+        "rivet/manifest": dg.MetadataValue.url(f"{uri.rstrip('/')}/{MANIFEST}"),
+        "rivet/unknown_objects": len(verdict.unknown),
+    }
+    if judged:
+        said |= {
+            "rivet/run_id": judged.run_id,
+            "rivet/checksum": str(verdict.fingerprint),
+            "rivet/verification": weakest(parts) if parts else "no parts",
+        }
+    if verdict.faults:
+        said["rivet/fault_table"] = _table(verdict.faults)
+    if verdict.successor:
+        said["rivet/successor"] = verdict.successor
+    if verdict.unknown:
+        notes.append(f"objects that no manifest names, left alone: {', '.join(verdict.unknown[:_SHOWN])}")
+    if notes:
+        said["rivet/notes"] = dg.MetadataValue.json(notes)
+    severity = dg.AssetCheckSeverity.WARN if verdict.superseded else dg.AssetCheckSeverity.ERROR
+    return dg.AssetCheckResult(
+        passed=verdict.passed, severity=severity, description=_said(verdict, notes), metadata=said
+    )
+
+
+def _said(verdict: Verdict, notes: Sequence[str]) -> str:
+    if verdict.faults:
+        first, others = verdict.faults[0], len(verdict.faults) - 1
+        return f"{first}" + (f" (and {others} more)" if others else "") + _after(notes)
+    if verdict.manifest is None:
+        return "; ".join(notes)
+    parts = len(verdict.manifest.parts)
+    return f"marker and manifest agree, {parts} part{'' if parts == 1 else 's'} checked" + _after(notes)
+
+
+def _after(notes: Sequence[str]) -> str:
+    return f"; {'; '.join(notes)}" if notes else ""
+
+
+def _table(faults: Sequence[Fault]) -> dg.TableMetadataValue:
+    records = [
+        dg.TableRecord({"path": f.path, "kind": f.kind, "expected": f.expected, "found": f.found})
+        for f in faults[:_SHOWN]
+    ]
+    return dg.MetadataValue.table(records=records)
+
+
+def _refuse_stream(key: dg.AssetKey, io_manager: Any, definition_metadata: Mapping[str, Any]) -> None:
+    promised = getattr(io_manager, "capabilities", None)
+    if isinstance(promised, DestinationCapabilities):
+        streams = not promised.commit_protocol.leaves_objects_at_rest
+    else:
+        said = definition_metadata.get("rivet/commit_protocol")
+        streams = getattr(said, "value", said) == "Streaming"
+    if streams:
+        raise ConfigError(_nothing_at_rest(key, getattr(io_manager, "kind", "this")))
+
+
+def _nothing_at_rest(key: dg.AssetKey, kind: str) -> str:
+    return (
+        f"{key.to_user_string()}: the check `{_NAME}` expected a destination that keeps objects, found {kind} "
+        "destination, a stream; leave the check out or choose another destination"
+    )

@@ -1,0 +1,160 @@
+"""Judge one delivery by its own record: is what a materialization claims still there, unchanged?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rivet_dagster.contract import ObjectDestination
+from rivet_dagster.errors import ReadError
+from rivet_dagster.layout import MANIFEST, MARKER, Prefix, token_of
+from rivet_dagster.manifest import MAX_ANCESTORS, Dataset, Manifest, fingerprint, marker_fingerprint
+from rivet_dagster.readback import Fault, Sight, check_delivery, look, read_record
+
+__all__ = ["Verdict", "judge"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What was found of one delivery.
+
+    Attributes:
+        manifest: the one that was judged; `None` where none could be, or it was superseded and is gone.
+        fingerprint: of its exact bytes.
+        faults: what is wrong; empty for a good delivery.
+        successor: the attempt whose delivery is the head now, where that is another one.
+        superseded: the successor replaced this delivery, so its parts may rightly be gone and were not looked at.
+        unknown: paths of objects that no manifest and no attempt names; they are never touched.
+        notes: what a person should know and is no fault.
+    """
+
+    manifest: Manifest | None = None
+    fingerprint: str | None = None
+    faults: tuple[Fault, ...] = ()
+    successor: str | None = None
+    superseded: bool = False
+    unknown: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong; a superseded delivery is not wrong."""
+        return not self.faults
+
+
+def judge(
+    destination: ObjectDestination, prefix: Prefix, *, run_id: str | None = None, checksum: str | None = None
+) -> Verdict:
+    """Look at marker, manifest and a listing of the parts with what the store says of each.
+
+    Args:
+        destination: where.
+        prefix: of the dataset.
+        run_id: the delivery's, as its materialization recorded it; `None` judges whatever the head is.
+        checksum: the fingerprint of its manifest, as recorded.
+
+    Raises:
+        DestinationError: the store could not be asked, so there is no verdict.
+    """
+    case = _Case(destination=destination, prefix=prefix, run_id=run_id, checksum=checksum)
+    try:
+        sight = look(destination, prefix)
+    except ReadError as e:
+        return case.of_torn_controls(e)
+    head = sight.head
+    if head is None:
+        return case.of_copy(Fault(path=MANIFEST, kind="manifest", expected=checksum or "a manifest", found="nothing"))
+    if run_id in (None, head.run_id):
+        return case.of_head(sight, head)
+    # Beyond its 256 entries, what the ancestors do not name is older, not foreign.
+    if not head.reaches(run_id) and len(head.ancestors) < MAX_ANCESTORS:
+        found = f"{head.run_id}, which does not descend from it: an older state was restored, or a fork"
+        said = f"{run_id} or a delivery after it"
+        return case.of_copy(Fault(path=MANIFEST, kind="manifest", expected=said, found=found))
+    return case.of_earlier(sight, head)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    destination: ObjectDestination
+    prefix: Prefix
+    run_id: str | None
+    checksum: str | None
+
+    def of_head(self, sight: Sight, head: Manifest) -> Verdict:
+        """The delivery is the head."""
+        found, expected = str(sight.head_fingerprint), self.checksum or str(sight.head_fingerprint)
+        faults = []
+        if found != expected:
+            faults.append(Fault(path=MANIFEST, kind="manifest", expected=expected, found=found))
+        if sight.marker != expected:
+            faults.append(Fault(path=MARKER, kind="marker", expected=expected, found=sight.marker or "nothing"))
+        return self._of(head, found, *faults)
+
+    def of_earlier(self, sight: Sight, head: Manifest) -> Verdict:
+        """The head descends from the delivery: it was replaced, added to, or its successor is being committed."""
+        in_flight = sight.committed is not None and sight.committed.run_id == self.run_id
+        if not in_flight and not self._still_part_of(head):
+            note = f"superseded by {head.run_id}, which replaced it"
+            return Verdict(successor=head.run_id, superseded=True, notes=(note,))
+        said = "is being committed" if in_flight else "has added to it since"
+        judged = self.of_copy()
+        if judged.manifest is None:
+            side = f"manifest-{self.run_id}.json"
+            fault = Fault(path=side, kind="manifest", expected=str(self.checksum), found="no record with these bytes")
+            judged = Verdict(faults=(fault,))
+        return replace(judged, successor=head.run_id, notes=(f"{head.run_id} {said}",))
+
+    def of_torn_controls(self, why: ReadError) -> Verdict:
+        """Manifest and marker do not belong together, or one is unreadable: what was recorded says which."""
+        stored, marked = self.destination.read(self.prefix.manifest), self.destination.read(self.prefix.marker)
+        found = fingerprint(stored.body) if stored else "nothing"
+        marker = marker_fingerprint(marked.body) if marked else None
+        expected = self.checksum or marker or found
+        faults = []
+        if found != expected:
+            faults.append(Fault(path=MANIFEST, kind="manifest", expected=expected, found=found))
+        if marker != expected:
+            named = marker or ("bytes that are no fingerprint" if marked else "nothing")
+            faults.append(Fault(path=MARKER, kind="marker", expected=expected, found=named))
+        if not faults:
+            faults.append(Fault(path=MANIFEST, kind="manifest", expected="a readable manifest", found=str(why)))
+        return replace(self.of_copy(*faults), notes=(str(why),))
+
+    def of_copy(self, *faults: Fault) -> Verdict:
+        """Judge the parts by the delivery's own copy of its manifest, where that is still what was recorded."""
+        try:
+            copy = read_record(self.destination, self.prefix, self.run_id) if self.run_id else None
+        except ReadError:
+            copy = None
+        if copy is None or copy.fingerprint != self.checksum:
+            return Verdict(faults=faults)
+        return self._of(copy.manifest, copy.fingerprint, *faults)
+
+    def _of(self, manifest: Manifest, its_fingerprint: str, *faults: Fault) -> Verdict:
+        return Verdict(
+            manifest=manifest,
+            fingerprint=its_fingerprint,
+            faults=(*faults, *check_delivery(self.destination, self.prefix, manifest)),
+            unknown=self._unknown(manifest),
+        )
+
+    def _still_part_of(self, head: Manifest) -> bool:
+        """Whether only appends lie between: then the dataset of the head still includes the delivery."""
+        manifest = head
+        while manifest.dataset is Dataset.APPEND and (link := manifest.previous):
+            if link.run_id == self.run_id:
+                return True
+            found = read_record(self.destination, self.prefix, link.run_id)
+            if found is None:
+                return False
+            manifest = found.manifest
+        return False
+
+    def _unknown(self, judged: Manifest) -> tuple[str, ...]:
+        root = self.prefix.root
+        directories = (root, self.prefix.data)
+        paths = [m.key.removeprefix(root) for d in directories for m in self.destination.list(d)]
+        sides = {token for p in paths if (token := token_of(p)) and p == f"manifest-{token}.json"}
+        attempts = {judged.run_id, *sides, *(a.run_id for a in judged.ancestors)}
+        named = {MANIFEST, MARKER, *(p.path for p in judged.parts)}
+        return tuple(sorted(p for p in paths if p not in named and token_of(p) not in attempts))
