@@ -1,0 +1,117 @@
+"""The columns of a dataset: names that can be told apart, types that its format can hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from rivet_dagster.errors import ConfigError, ContractError
+from rivet_dagster.exports.csv import writable_as_text
+from rivet_dagster.exports.plan import Diagnostic, Level, reject
+from rivet_dagster.exports.formats import Csv, Parquet
+
+__all__ = ["conform", "name_check", "plain_schema", "plain_type", "type_check"]
+
+
+def name_check(names: Sequence[str], *, subject: str) -> None:
+    """Refuse what would lose columns.
+
+    Raises:
+        ConfigError: there is no column, or a name is used twice.
+    """
+    if not names:
+        msg = f"{subject}: expected at least one column, found none"
+        raise ConfigError(msg)
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        listed = ", ".join(repr(name) for name in twice)
+        msg = f"{subject}: expected each column name once, found more than one column {listed}; give them other names"
+        raise ConfigError(msg)
+
+
+def type_check(schema: pa.Schema, *, format: Parquet | Csv, subject: str) -> None:  # noqa: A002 (the setting's name)
+    """Refuse, before the first row, columns that the format cannot hold.
+
+    Raises:
+        PlanRejected: with one diagnostic for each of them.
+    """
+    csv = isinstance(format, Csv)
+    remedy = f'read it as text (columns={{"…": cast("text")}}) or convert it{"; or use Parquet" if csv else ""}'
+    holds = writable_as_text if csv else _writable_as_parquet
+    reject(
+        Diagnostic(
+            level=Level.REJECTED,
+            rule=f"{format.kind}-column-type",
+            subject=subject,
+            message=f"column {field.name!r} is {field.type}, which {'CSV' if csv else 'Parquet'} cannot hold",
+            remedy=remedy.replace("…", field.name),
+        )
+        for field in schema
+        if not holds(field.type)
+    )
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema as it is written: no metadata, and no type that is only another way to store the same values."""
+    return pa.schema([pa.field(f.name, plain_type(f.type), nullable=f.nullable) for f in schema])
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type of the same values, stored in the common way: no dictionary, no run lengths, no views."""
+    if pt.is_dictionary(kind) or pt.is_run_end_encoded(kind):
+        return plain_type(kind.value_type)
+    if pt.is_struct(kind):
+        return pa.struct([f.with_type(plain_type(f.type)) for f in kind])
+    if pt.is_map(kind):
+        return pa.map_(plain_type(kind.key_type), kind.item_field.with_type(plain_type(kind.item_type)))
+    if pt.is_nested(kind) and hasattr(kind, "value_field"):
+        return _plain_list(kind, kind.value_field.with_type(plain_type(kind.value_type)))
+    scalars = ((pt.is_string_view, pa.string()), (pt.is_binary_view, pa.binary()), (pt.is_date64, pa.date32()))
+    return next((plain for matches, plain in scalars if matches(kind)), kind)
+
+
+def conform(batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, subject: str) -> Iterable[pa.RecordBatch]:
+    """Pass on batches as exactly `schema`, leaving out empty ones.
+
+    Raises:
+        ContractError: a batch has other columns or types, or NULL in a column that has none; names the column.
+    """
+    for batch in batches:
+        if batch.num_rows:
+            yield _conformed(batch, schema, subject)
+
+
+def _conformed(batch: pa.RecordBatch, schema: pa.Schema, subject: str) -> pa.RecordBatch:
+    if batch.schema.names != schema.names:
+        msg = f"{subject}: expected the columns {schema.names}, found a batch with {batch.schema.names}"
+        raise ContractError(msg)
+    arrays = []
+    for field, array in zip(schema, batch.columns, strict=True):
+        if array.type != field.type:
+            if plain_type(array.type) != field.type:
+                msg = f"{subject}: column {field.name!r}: expected {field.type}, found a batch with {array.type}"
+                raise ContractError(msg)
+            array = array.cast(field.type)  # noqa: PLW2901 (the same values, stored otherwise)
+        if array.null_count and not field.nullable:
+            msg = f"{subject}: column {field.name!r}: expected no NULL as described, found {array.null_count}"
+            raise ContractError(msg)
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _plain_list(kind: pa.DataType, element: pa.Field) -> pa.DataType:
+    if pt.is_fixed_size_list(kind):
+        return pa.list_(element, kind.list_size)
+    return pa.large_list(element) if pt.is_large_list(kind) or pt.is_large_list_view(kind) else pa.list_(element)
+
+
+def _writable_as_parquet(kind: pa.DataType) -> bool:
+    try:
+        pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([("c", kind)])).close()
+    except (pa.ArrowException, OSError):
+        return False
+    return True

@@ -1,0 +1,102 @@
+"""A pandas DataFrame as an Arrow table: no value changes, and none is lost without a word."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from rivet_dagster.errors import ConfigError, ContractError
+from rivet_dagster.exports.columns import name_check
+
+__all__ = ["table_of"]
+
+# `bool` before `int` and `datetime` before `date`, whose subclasses they are.
+_FAMILIES: tuple[tuple[str, tuple[type, ...]], ...] = (
+    ("bool", (bool, np.bool_)),
+    ("int", (int, np.integer)),
+    ("float", (float, np.floating)),
+    ("str", (str,)),
+    ("bytes", (bytes, bytearray)),
+    ("Decimal", (Decimal,)),
+    ("datetime", (dt.datetime, np.datetime64)),
+    ("date", (dt.date,)),
+    ("time", (dt.time,)),
+    ("timedelta", (dt.timedelta, np.timedelta64)),
+    ("dict", (dict,)),
+    ("list", (list, tuple, np.ndarray)),
+)
+# pyarrow refuses a whole number that the common type cannot hold exactly.
+_MIXES = (frozenset({"int", "float"}), frozenset({"int", "Decimal"}))
+
+
+def table_of(frame: pd.DataFrame, *, subject: str) -> pa.Table:
+    """Convert a DataFrame, each column typed by all of its values. NaN in a float column is NULL, as in pandas.
+
+    An index with names becomes the first columns; one without is left out, unless it holds more than row numbers.
+
+    Raises:
+        ConfigError: column names that are not unique, or an index that would be lost.
+        ContractError: a column whose values have no one type; names the column.
+    """
+    if isinstance(frame.columns, pd.MultiIndex):
+        msg = f"{subject}: expected one name per column, found {frame.columns.nlevels} levels; join them into one"
+        raise ConfigError(msg)
+    frame = _with_index(frame, subject)
+    names = [str(name) for name in frame.columns]
+    name_check(names, subject=subject)
+    columns = [_array(frame.iloc[:, i], f"{subject}: column {name!r}") for i, name in enumerate(names)]
+    return pa.table(columns, names=names)
+
+
+def _with_index(frame: pd.DataFrame, subject: str) -> pd.DataFrame:
+    index = frame.index
+    if all(name is not None for name in index.names):
+        levels = [index.get_level_values(i) for i in range(index.nlevels)]
+        named = [pd.Series(level, index=index, name=name) for level, name in zip(levels, index.names, strict=True)]
+        return pd.concat([*named, frame], axis="columns")
+    if index.nlevels == 1 and (len(index) == 0 or pd.api.types.is_integer_dtype(index.dtype)):
+        return frame
+    msg = (
+        f"{subject}: the index of the DataFrame has values but no name, so they would be lost; name it "
+        "(rename_axis) to export it as a column, or drop it with reset_index(drop=True)"
+    )
+    raise ConfigError(msg)
+
+
+def _array(series: pd.Series[Any], where: str) -> pa.Array | pa.ChunkedArray:
+    if series.dtype == object:
+        _one_type(series[series.notna()], where)
+    try:
+        array = pa.array(series, from_pandas=True)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as e:
+        msg = (
+            f'{where}: its values do not fit one Arrow type ({e}); convert the column first, e.g. with astype("string")'
+        )
+        raise ContractError(msg) from e
+    if isinstance(array.type, pa.BaseExtensionType) and array.type.extension_name.startswith("pandas."):
+        msg = f'{where}: expected values that others can read, found {series.dtype}; convert it with astype("string")'
+        raise ContractError(msg)
+    return array
+
+
+def _one_type(values: Iterable[Any], where: str) -> None:
+    """Refuse what pyarrow would merge: a datetime among dates loses its time, an aware one its zone."""
+    families = frozenset(_family(kind) for kind in {type(v) for v in values})
+    if len(families) > 1 and families not in _MIXES:
+        msg = f"{where}: expected values of one type, found {', '.join(sorted(families))}; convert the column first"
+        raise ContractError(msg)
+    if families == {"datetime"} and len({getattr(v, "tzinfo", None) is None for v in values}) > 1:
+        msg = (
+            f"{where}: expected times either all with or all without a time zone, found both; convert the column first"
+        )
+        raise ContractError(msg)
+
+
+def _family(kind: type) -> str:
+    return next((name for name, kinds in _FAMILIES if issubclass(kind, kinds)), kind.__name__)

@@ -1,0 +1,138 @@
+"""What an export is, as its author writes it: checked when it is written, changed by nobody afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import xxhash
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from rivet_dagster.errors import ConfigError
+from rivet_dagster.exports.formats import Format
+from rivet_dagster.exports.sizes import parse_size
+from rivet_dagster.rows import Query
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Batches", "Cast", "Export", "Full", "cast"]
+
+
+class Full(BaseModel):
+    """Every run exports all rows and replaces the dataset."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    kind: Literal["full"] = Field(default="full", description="The mode's name.")
+
+
+class Cast(BaseModel):
+    """How one column leaves the database."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    type: str = Field(min_length=1, description='The type to read the column as, e.g. "text".')
+
+
+def cast(type_name: str) -> Cast:
+    """Have the database convert a column before it is read: a value of `Export.columns`."""
+    return Cast(type=type_name)
+
+
+class Export(BaseModel):
+    """A table or query, and how it is exported. What is `None` is the IO manager's setting.
+
+    Raises:
+        ConfigError: a setting cannot work; names the field.
+        pydantic.ValidationError: a setting has the wrong type or is unknown; names the field.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(description="The asset's name, the last segment of its key.")
+    table: str | None = Field(default=None, description='The table to read, e.g. "public.orders"; or give `query`.')
+    query: str | None = Field(default=None, description="One select statement; or give `table`.")
+    mode: Full = Field(default_factory=Full, description="Which rows a run exports.")
+    format: Format | None = Field(default=None, description='"parquet", "csv", or either with settings.')
+    max_file_size: str | int | None = Field(
+        default=None, description='Size from which a part ends and the next begins, e.g. "256MB".'
+    )
+    retain: int | None = Field(default=None, ge=0, description="Superseded deliveries kept besides the newest.")
+    symlink_manifest: bool | None = Field(
+        default=None, description="Also write a list of the parts for engines that cannot follow a manifest."
+    )
+    verify: Literal["store", "readback"] | None = Field(
+        default=None,
+        description='How parts are verified: by the store\'s own checksum, or by reading back ("readback").',
+    )
+    skip_empty: bool = Field(
+        default=False, description="A run without rows leaves the dataset as it was instead of emptying it."
+    )
+    columns: Mapping[str, Cast] = Field(
+        default_factory=dict, description='Columns to read as another type, e.g. {"tags": cast("text")}.'
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        if not value.strip():
+            msg = f'name: expected the name of the export, e.g. "orders"; found {value!r}'
+            raise ConfigError(msg)
+        return value
+
+    @field_validator("max_file_size")
+    @classmethod
+    def _sized(cls, value: str | int | None) -> str | int | None:
+        if value is not None:
+            parse_size(value, field="max_file_size")
+        return value
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _casts(cls, value: Any) -> Any:
+        # {"x": "text"} is what the YAML face has to say.
+        if not isinstance(value, Mapping):
+            return value
+        return {name: Cast(type=how) if isinstance(how, str) else how for name, how in value.items()}
+
+    @model_validator(mode="after")
+    def _one_relation(self) -> Export:
+        given = [field for field in ("table", "query") if (getattr(self, field) or "").strip()]
+        if len(given) != 1:
+            found = "both" if given else "neither"
+            msg = f"export {self.name!r}: expected exactly one of `table` and `query`, found {found}"
+            raise ConfigError(msg)
+        return self
+
+    @property
+    def relation(self) -> str:
+        """What is exported, for the dataset's identity: the table's name, or a hash of the query's text.
+
+        White space and a final semicolon do not make another query.
+        """
+        if self.query is None:
+            return (self.table or "").strip()
+        text = " ".join(self.query.split()).rstrip("; ")
+        return f"query:xxh3:{xxhash.xxh3_64_hexdigest(text.encode())}"
+
+    @property
+    def source_query(self) -> Query:
+        """What a source is asked for."""
+        casts = {name: how.type for name, how in self.columns.items()}
+        return Query(table=self.table and self.table.strip(), sql=self.query, casts=casts)
+
+
+class Batches:
+    """Rows that come in pieces: what an asset returns that does not hold all of them at once.
+
+    The first piece fixes the schema unless `schema` does; later pieces must match it.
+    """
+
+    def __init__(self, batches: Iterable[Any], *, schema: pa.Schema | None = None) -> None:
+        """Wrap pandas DataFrames, Arrow tables or record batches, read once and in order.
+
+        Args:
+            batches: an iterable or generator of them.
+            schema: needed where the first piece does not show every column's type (all NULL, or no piece at all).
+        """
+        self.batches = batches
+        self.schema = schema
