@@ -1,0 +1,48 @@
+"""Open a source by the scheme of its URL. Database drivers are imported here and below, when one is needed."""
+
+from __future__ import annotations
+
+from rivet_dagster.errors import ConfigError
+from rivet_dagster.rows import Source
+from rivet_dagster.sources.url import parse_url
+
+__all__ = ["connect"]
+
+
+def connect(url: str, *, batch_rows: int = 65_536, batch_bytes: int = 8 * 2**20) -> Source:
+    """A source for the database that `url` names; nothing is connected to before `open`.
+
+    Args:
+        url: `postgresql://user@host/database` (also `postgres://`, `postgresql+driver://`), `sqlite:///file`,
+            `sqlite:////absolute/file` or `duckdb:///file`. Files are opened read-only and never created.
+        batch_rows: no batch has more rows.
+        batch_bytes: about the size of a batch; one row larger than it is a batch of its own.
+
+    Raises:
+        ConfigError: the scheme is not supported, or the URL cannot be used as it is written.
+    """
+    if batch_rows < 1 or batch_bytes < 1:
+        raise ConfigError(
+            f"a batch has at least one row and one byte: batch_rows={batch_rows}, batch_bytes={batch_bytes}"
+        )
+    parsed = parse_url(url)
+    match parsed.scheme:
+        case "postgresql" | "postgres":
+            from rivet_dagster.sources.postgresql import PostgresSource
+
+            return PostgresSource(parsed, batch_rows=batch_rows, batch_bytes=batch_bytes)
+        case "sqlite":
+            from rivet_dagster.sources.sqlite import SqliteSource
+
+            return SqliteSource(parsed, batch_rows=batch_rows, batch_bytes=batch_bytes)
+        case "duckdb":
+            from rivet_dagster.sources.duckdb import DuckDBSource
+
+            return DuckDBSource(parsed, batch_rows=batch_rows, batch_bytes=batch_bytes)
+        case "mysql" | "mariadb":
+            raise ConfigError(
+                f"{parsed.scheme}:// is not supported by this version (it will come as an extra of its own); "
+                "supported are postgresql://, sqlite:/// and duckdb:///"
+            )
+        case other:
+            raise ConfigError(f"{other}:// is not supported; supported are postgresql://, sqlite:/// and duckdb:///")

@@ -1,0 +1,149 @@
+"""What all sources share before the first row: naming the relation, its columns and their schema."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from rivet_dagster.errors import ConfigError, SourceError
+from rivet_dagster.rows import Query, ResultColumn
+from rivet_dagster.sources.url import DatabaseUrl
+
+__all__ = [
+    "check_columns",
+    "decimal_type",
+    "existing_file",
+    "query_text",
+    "quoted",
+    "schema_of",
+    "split_name",
+    "what_is_read",
+]
+
+_DECIMAL128_DIGITS, _DECIMAL256_DIGITS = 38, 76
+_NAME_PART = re.compile(r'"(?:[^"]|"")+"|[^\W\d][\w$]*')
+_TYPE_NAME = re.compile(r"[A-Za-z_][\w ]*(\(\s*\d+\s*(,\s*-?\d+\s*)?\))?[\w ]*(\[\])*")
+
+
+def quoted(name: str) -> str:
+    """A name as a standard SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def what_is_read(query: Query) -> str:
+    """How messages name the query. SQL text is not repeated: it may hold values that are nobody's business."""
+    return f"table {query.table}" if query.table is not None else "query"
+
+
+def split_name(table: str, *, most: int, fold: bool) -> tuple[str, ...]:
+    """The parts of a dotted table name, unquoted.
+
+    Args:
+        table: as the user wrote it; parts with other characters than letters, digits, `_` and `$` are in double quotes.
+        most: how many parts the database knows.
+        fold: parts without quotes are lower-cased, as PostgreSQL does.
+
+    Raises:
+        ConfigError: it is no such name.
+    """
+    parts: list[str] = []
+    rest = table.strip()
+    while match := _NAME_PART.match(rest):
+        part = match.group()
+        if part.startswith('"'):
+            parts.append(part[1:-1].replace('""', '"'))
+        else:
+            # Only ASCII, as PostgreSQL folds in UTF-8 databases.
+            parts.append(re.sub(r"[A-Z]+", lambda upper: upper.group().lower(), part) if fold else part)
+        rest = rest[match.end() :]
+        if not rest:
+            break
+        if not rest.startswith("."):
+            parts.clear()
+            break
+        rest = rest[1:]
+    if rest or not 1 <= len(parts) <= most:
+        raise ConfigError(
+            f"table {table!r}: one to {most} dotted names were expected; put names with other characters than "
+            'letters, digits and _ in double quotes, like "my schema"."My-Table"'
+        )
+    return tuple(parts)
+
+
+def query_text(query: Query, *, most: int, fold: bool) -> str:
+    """The select statement of a query, without a semicolon at its end.
+
+    Raises:
+        ConfigError: not exactly one of `table` and `sql` is given, or a name in it cannot be.
+    """
+    if (query.table is None) == (query.sql is None):
+        raise ConfigError("exactly one of `table` and `query` must be given")
+    for column, type_name in query.casts.items():
+        if not _TYPE_NAME.fullmatch(type_name.strip()):
+            raise ConfigError(f"column {column!r}: cast to {type_name!r}: the name of a type was expected")
+    if query.table is not None:
+        return "SELECT * FROM " + ".".join(map(quoted, split_name(query.table, most=most, fold=fold)))
+    text = (query.sql or "").strip().rstrip(";").rstrip()
+    if not text:
+        raise ConfigError("the query is empty: one select statement was expected")
+    return text
+
+
+def check_columns(names: Sequence[str], query: Query) -> None:
+    """Refuse a result that could lose a column, and casts of columns that are not there.
+
+    Names that differ in case only are different names.
+
+    Raises:
+        ConfigError: names what is wrong and the remedy.
+    """
+    what = what_is_read(query)
+    if not names:
+        raise ConfigError(f"{what}: the result has no columns")
+    twice = [f"{name!r} ({times} times)" for name, times in Counter(names).items() if times > 1]
+    if twice:
+        raise ConfigError(f"{what}: column names must be unique, found {', '.join(twice)}; give each its own with AS")
+    if "" in names:
+        raise ConfigError(f"{what}: column {names.index('') + 1} has no name; give it one with AS")
+    unknown = [name for name in query.casts if name not in names]
+    if unknown:
+        raise ConfigError(f"{what}: no column {_listed(unknown)} to cast; the columns are {_listed(names)}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def schema_of(columns: Iterable[ResultColumn]) -> pa.Schema:
+    """The Arrow schema of every batch that has these columns."""
+    return pa.schema([pa.field(c.name, c.arrow_type, nullable=c.nullable) for c in columns])
+
+
+def decimal_type(precision: int, scale: int) -> pa.DataType | None:
+    """The Arrow type for a SQL decimal of 1 to 76 digits and a scale within them; `None` where there is none."""
+    if not 1 <= precision <= _DECIMAL256_DIGITS or not 0 <= scale <= precision:
+        return None
+    return pa.decimal128(precision, scale) if precision <= _DECIMAL128_DIGITS else pa.decimal256(precision, scale)
+
+
+def existing_file(url: DatabaseUrl) -> Path:
+    """The file that a `scheme:///path` URL names.
+
+    Raises:
+        ConfigError: it names no file.
+        SourceError: the file is not there: it is never created.
+    """
+    path = Path(url.rest[1:])
+    if not url.rest.startswith("/") or url.rest in {"/", "/:memory:"}:
+        raise ConfigError(
+            f"{url.scheme} URL: a file was expected, like {url.scheme}:///relative/file or {url.scheme}:////absolute/file"
+        )
+    if not path.is_file():
+        raise SourceError(
+            f"{url.scheme} database {path.name!r}: there is no such file (it is never created); check the path"
+        )
+    return path

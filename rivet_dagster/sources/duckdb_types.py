@@ -1,0 +1,70 @@
+"""DuckDB types: which travel as they are, and what the others are cast to in SQL, at any depth.
+
+Most types become the Arrow type that DuckDB gives them; nested types stay nested. Cast before they leave:
+
+- HUGEINT, UHUGEINT: DECIMAL(38, 0); DuckDB refuses a value of 39 digits
+- UUID, ENUM, BIT, TIME WITH TIME ZONE, INTERVAL, BIGNUM, UNION, VARIANT, GEOMETRY and types without values: text
+- TIMESTAMP_S: TIMESTAMP
+
+Infinite and far dates and timestamps, and the time 24:00:00, are refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from rivet_dagster.sources.description import quoted
+
+if TYPE_CHECKING:
+    from duckdb.sqltypes import DuckDBPyType
+
+__all__ = ["exported_as"]
+
+_AS_THEY_ARE = frozenset(
+    {
+        "boolean",
+        "tinyint",
+        "smallint",
+        "integer",
+        "bigint",
+        "utinyint",
+        "usmallint",
+        "uinteger",
+        "ubigint",
+        "float",
+        "double",
+        "decimal",
+        "varchar",
+        "blob",
+        "date",
+        "time",
+        "time_ns",
+        "timestamp",
+        "timestamp_ms",
+        "timestamp_ns",
+        "timestamp with time zone",
+    }
+)
+_NESTED = frozenset({"list", "array", "struct", "map"})
+_CAST = {"hugeint": "DECIMAL(38,0)", "uhugeint": "DECIMAL(38,0)", "timestamp_s": "TIMESTAMP"}
+
+
+def exported_as(kind: DuckDBPyType) -> str | None:
+    """The SQL type to cast to before the value leaves DuckDB; `None` where it can leave as it is."""
+    if kind.id in _AS_THEY_ARE:
+        return None
+    if kind.id not in _NESTED:
+        return _CAST.get(kind.id, "VARCHAR")
+    parts = dict(kind.children)
+    size = parts.pop("size", "") if kind.id == "array" else ""
+    casts = {name: exported_as(cast("DuckDBPyType", part)) for name, part in parts.items()}
+    if not any(casts.values()):
+        return None
+    inner = {name: casts[name] or str(part) for name, part in parts.items()}
+    match kind.id:
+        case "map":
+            return f"MAP({inner['key']}, {inner['value']})"
+        case "struct":
+            return f"STRUCT({', '.join(f'{quoted(name)} {sql}' for name, sql in inner.items())})"
+        case _:
+            return f"{inner['child']}[{size}]"

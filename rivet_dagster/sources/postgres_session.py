@@ -1,0 +1,178 @@
+"""One PostgreSQL connection inside one read-only transaction, and its failures in our terms."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+import pyarrow as pa
+
+from rivet_dagster.errors import SourceError
+from rivet_dagster.sources.sqlstate import hint_for, is_transient, sqlstate_of_refusal
+from rivet_dagster.sources.url import DatabaseUrl
+
+if TYPE_CHECKING:
+    from adbc_driver_manager import AdbcConnection, AdbcStatement
+
+__all__ = ["PostgresSession", "database_name"]
+
+_DEFAULTS = {
+    "application_name": "rivet_dagster",
+    "connect_timeout": "15",
+    # A dead network is noticed within two minutes instead of two hours.
+    "keepalives_idle": "60",
+    "keepalives_interval": "15",
+    "keepalives_count": "4",
+}
+# What PostgreSQL's own text forms depend on. Within the transaction alone: a pooler hands the connection on.
+_SETTINGS = {
+    "DateStyle": "ISO, YMD",
+    "IntervalStyle": "iso_8601",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+}
+_BATCH_BYTES = "adbc.postgresql.batch_size_hint_bytes"
+
+
+class PostgresSession:
+    """A connection that has begun a repeatable-read, read-only transaction; every read sees one snapshot.
+
+    Not safe for several threads, but for `cancel`.
+    """
+
+    def __init__(self, url: DatabaseUrl, *, what: str) -> None:
+        """Connect and begin.
+
+        Args:
+            url: where to.
+            what: what is read, for messages.
+
+        Raises:
+            SourceError: transient where the server could not be reached or had no room.
+        """
+        # Drivers load where they are needed: importing the package stays cheap.
+        import adbc_driver_manager
+        import adbc_driver_postgresql
+
+        self._url = url
+        self._what = what
+        self._driver = adbc_driver_manager
+        self._statement: AdbcStatement | None = None
+        self._reader: Any = None
+        self._connection: AdbcConnection | None = None
+        with self._translated():
+            self._database = adbc_driver_postgresql.connect(_connection_uri(url))
+            try:
+                self._connection = adbc_driver_manager.AdbcConnection(self._database)
+            except BaseException:
+                self._database.close()
+                raise
+        try:
+            self._run("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            self.rows("SELECT " + ", ".join(f"set_config('{k}', '{v}', true)" for k, v in _SETTINGS.items()))
+        except BaseException:
+            self.close()
+            raise
+
+    def describe(self, sql: str) -> pa.Schema:
+        """The result of a statement as the server and the driver describe it, without running it."""
+        with self._translated(), self._prepared(sql) as statement:
+            return pa.schema(statement.execute_schema())
+
+    def rows(self, sql: str) -> list[dict[str, Any]]:
+        """All rows of a small statement."""
+        with self._translated(), self._prepared(sql) as statement:
+            handle, _ = statement.execute_query()
+            return list(pa.RecordBatchReader.from_stream(handle).read_all().to_pylist())
+
+    def stream(self, sql: str, *, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+        """Run a statement and yield its batches as the driver delivers them; at the end, end the transaction."""
+        # Public readers drop the SQLSTATE of what fails between two batches; this one is what ADBC's own DB-API uses.
+        from adbc_driver_manager._reader import AdbcRecordBatchReader
+
+        with self._translated():
+            self._statement = self._driver.AdbcStatement(self._connection)
+            self._statement.set_options(**{_BATCH_BYTES: str(batch_bytes)})
+            self._statement.set_sql_query(sql)
+            handle, _ = self._statement.execute_query()
+            self._reader = AdbcRecordBatchReader._import_from_c(handle.address)  # noqa: SLF001
+        while True:
+            with self._translated():
+                try:
+                    batch = self._reader.read_next_batch()
+                except StopIteration:
+                    break
+            yield batch
+        # So that a pooler may keep the server connection. Everything has been read: a failure changes nothing.
+        with contextlib.suppress(SourceError):
+            self._end_statement()
+            self._run("COMMIT")
+
+    def cancel(self) -> None:
+        """Ask the server to stop the running statement; from any thread, before `close`."""
+        if self._connection is not None:
+            self._connection.cancel()
+
+    def close(self) -> None:
+        """Free the connection; an open transaction is rolled back by the server."""
+        self._end_statement()
+        if self._connection is not None:
+            self._connection.close()
+            self._database.close()
+            self._connection = None
+
+    def _end_statement(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        if self._statement is not None:
+            self._statement.close()
+            self._statement = None
+
+    def _run(self, sql: str) -> None:
+        with self._translated(), self._prepared(sql) as statement:
+            statement.execute_update()
+
+    @contextlib.contextmanager
+    def _prepared(self, sql: str) -> Iterator[AdbcStatement]:
+        with self._driver.AdbcStatement(self._connection) as statement:
+            statement.set_sql_query(sql)
+            yield statement
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (self._driver.Error, pa.ArrowException, OSError) as error:
+            # Without its cause: the driver's own text may repeat what must not be seen.
+            raise self._failure(error) from None
+
+    def _failure(self, error: Exception) -> SourceError:
+        details = dict(getattr(error, "details", None) or ())
+        primary = details.get(b"PG_DIAG_MESSAGE_PRIMARY", b"").decode(errors="replace")
+        # ADBC repeats the whole statement behind the server's message.
+        message = primary or str(error).partition("\n\nQuery was:")[0]
+        state = getattr(error, "sqlstate", None) or sqlstate_of_refusal(message)
+        text = " ".join(self._url.redact(message).split())
+        parts = [f"postgresql database {database_name(self._url)!r}, {self._what}: {text}"]
+        parts += [f"(SQLSTATE {state})"] if state else []
+        hint = hint_for(state)
+        return SourceError(" ".join(parts) + (f"; {hint}" if hint else ""), transient=is_transient(state))
+
+
+def database_name(url: DatabaseUrl) -> str:
+    """The database that a URL names; empty where the server's default is left to decide."""
+    before_query, _, query = url.rest.partition("?")
+    named = dict(parse_qsl(query)).get("dbname", "")
+    return named or unquote(before_query.partition("/")[2])
+
+
+def _connection_uri(url: DatabaseUrl) -> str:
+    before_query, _, query = url.rest.partition("?")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    # Arrow strings are UTF-8, whatever the database's or the environment's encoding is.
+    wanted = {**_DEFAULTS, **given, "client_encoding": "UTF8"}
+    return f"postgresql://{before_query}?{urlencode(wanted, quote_via=quote)}"

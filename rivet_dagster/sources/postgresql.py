@@ -1,0 +1,153 @@
+"""PostgreSQL: the catalog first, then binary COPY through ADBC's low-level interface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rivet_dagster.errors import SourceError
+from rivet_dagster.rows import Query, ResultColumn
+from rivet_dagster.sources.description import check_columns, query_text, quoted, schema_of, what_is_read
+from rivet_dagster.sources.guards import check_temporal, holds_temporal, refused
+from rivet_dagster.sources.postgres_session import PostgresSession, database_name
+from rivet_dagster.sources.postgres_types import ColumnPlan, plan_column, type_name, unnamed_oid
+from rivet_dagster.sources.stream import BatchStream
+from rivet_dagster.sources.url import DatabaseUrl
+
+__all__ = ["PostgresSource"]
+
+_CATALOG = """
+SELECT a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS type,
+       a.attnotnull AND c.relkind = 'r' AND NOT c.relhassubclass AND NOT EXISTS (
+           SELECT FROM pg_constraint n
+           WHERE n.conrelid = c.oid AND n.contype = 'n' AND NOT n.convalidated AND a.attnum = ANY (n.conkey)
+       ) AS never_null
+FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+WHERE a.attrelid = to_regclass({relation}) AND a.attnum > 0 AND NOT a.attisdropped
+"""
+
+
+class PostgresSource:
+    """A PostgreSQL database. Every `open` is a connection of its own, in one read-only snapshot.
+
+    Session settings are made within the transaction, so a pooler in transaction mode works. Types are described in
+    `postgres_types`. Names without double quotes are folded to lower case, as in SQL.
+    """
+
+    engine = "postgresql"
+
+    def __init__(self, url: DatabaseUrl, *, batch_rows: int, batch_bytes: int) -> None:
+        self._url = url
+        self._batch_rows = batch_rows
+        self._batch_bytes = batch_bytes
+
+    @property
+    def database(self) -> str:
+        """The database's name; empty where the URL leaves it to the server."""
+        return database_name(self._url)
+
+    def open(self, query: Query) -> BatchStream:
+        """Describe the result without running the query, then be ready to stream it.
+
+        Raises:
+            ConfigError: the query's names, casts or result columns cannot be.
+            SourceError: the server refused or could not be reached; no connection is left.
+        """
+        text = query_text(query, most=2, fold=True)
+        session = PostgresSession(self._url, what=what_is_read(query))
+        try:
+            fields = session.describe(text)
+            check_columns(fields.names, query)
+            if query.casts:
+                text = _selected([_cast(name, query.casts) for name in fields.names], text, fields.names)
+                fields = session.describe(text)
+            columns, plans = _planned(session, query, text, fields)
+            sql = _selected([*(p.expression for p in plans), *_guard(plans)], text, fields.names)
+        except BaseException:
+            session.close()
+            raise
+        schema = schema_of(columns)
+        batches = (_arrived(batch, plans, schema) for batch in session.stream(sql, batch_bytes=self._batch_bytes))
+        return BatchStream(
+            columns,
+            batches,
+            cancel=session.cancel,
+            release=session.close,
+            batch_rows=self._batch_rows,
+            batch_bytes=self._batch_bytes,
+        )
+
+
+def _cast(name: str, casts: Mapping[str, str]) -> str:
+    return f"CAST({quoted(name)} AS {casts[name]})" if name in casts else quoted(name)
+
+
+def _selected(expressions: list[str], text: str, names: list[str]) -> str:
+    # Columns are named by position, and a comment at the end of the query must not swallow the parenthesis.
+    return f"SELECT {', '.join(expressions)} FROM (\n{text}\n) AS q({', '.join(map(quoted, names))})"
+
+
+def _planned(
+    session: PostgresSession, query: Query, text: str, fields: pa.Schema
+) -> tuple[tuple[ResultColumn, ...], tuple[ColumnPlan, ...]]:
+    declared = {}
+    if query.table is not None:
+        relation = text.removeprefix("SELECT * FROM ").replace("'", "''")
+        declared = {row["name"]: row for row in session.rows(_CATALOG.format(relation=f"'{relation}'"))}
+    unnamed = sorted({oid for field in fields if (oid := unnamed_oid(field)) is not None})
+    names = {}
+    if unnamed:
+        listed = ", ".join(f"{oid}::oid" for oid in unnamed)
+        found = session.rows(f"SELECT t::int8 AS oid, format_type(t, -1) AS name FROM unnest(ARRAY[{listed}]) AS t")
+        names = {row["oid"]: row["name"] for row in found}
+    plans = tuple(plan_column(field.name, field) for field in fields)
+    columns = []
+    for field, plan in zip(fields, plans, strict=True):
+        in_table = declared.get(field.name) if field.name not in query.casts else None
+        columns.append(
+            ResultColumn(
+                name=field.name,
+                source_type=in_table["type"] if in_table else names.get(unnamed_oid(field)) or type_name(field),
+                nullable=not (in_table and in_table["never_null"]),
+                arrow_type=plan.arrives_as,
+            )
+        )
+    return tuple(columns), plans
+
+
+def _guard(plans: tuple[ColumnPlan, ...]) -> list[str]:
+    cases = [f"WHEN {plan.refuse_if} THEN {i}" for i, plan in enumerate(plans) if plan.refuse_if]
+    return [f"CASE {' '.join(cases)} END::int4"] if cases else []
+
+
+def _arrived(batch: pa.RecordBatch, plans: tuple[ColumnPlan, ...], schema: pa.Schema) -> pa.RecordBatch:
+    if batch.num_columns > len(plans):
+        odd = pc.min(batch.column(len(plans))).as_py()
+        if odd is not None:
+            raise refused(schema.names[odd], "an array of several dimensions, or not counted from 1, cannot be a list")
+    arrays = []
+    for position, (plan, field) in enumerate(zip(plans, schema, strict=True)):
+        values = batch.column(position)
+        if values.type != plan.travels_as:
+            raise SourceError(f"column {field.name!r}: the driver sent {values.type}, {plan.travels_as} was described")
+        if pa.types.is_decimal(plan.arrives_as):
+            values = _decimals(field.name, values, plan.arrives_as)
+        elif pa.types.is_nested(values.type):
+            # The driver's notes on the element are not part of the declared type.
+            values = values.cast(plan.arrives_as)
+        if holds_temporal(values.type):
+            check_temporal(field.name, values)
+        arrays.append(values)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _decimals(column: str, values: pa.Array, decimal: pa.DataType) -> pa.Array:
+    try:
+        return values.cast(decimal)
+    except pa.ArrowInvalid:
+        special = pc.is_in(values, value_set=pa.array(["NaN", "Infinity", "-Infinity"]))
+        found = values.filter(special)
+        what = f"{found[0].as_py()} is no number" if len(found) else f"a value does not fit {decimal}"
+        raise refused(column, f"{what} that {decimal} can hold" if len(found) else what) from None

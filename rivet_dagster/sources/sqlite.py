@@ -1,0 +1,152 @@
+"""SQLite by the standard library: one read transaction, the schema before the first row, strict values."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from rivet_dagster.errors import SourceError
+from rivet_dagster.rows import Query, ResultColumn
+from rivet_dagster.sources.description import check_columns, existing_file, query_text, schema_of, what_is_read
+from rivet_dagster.sources.guards import check_temporal, holds_temporal
+from rivet_dagster.sources.sqlite_types import arrow_type_of, column_array, type_of_values
+from rivet_dagster.sources.stream import BatchStream
+from rivet_dagster.sources.url import DatabaseUrl
+
+__all__ = ["SqliteSource"]
+
+_FETCH_ROWS = 1024
+_VIEW = "temp.rivet_described"
+# What SQLite itself calls expressions in a view; a declared BLOB is no surer sign of what the values are.
+_SAYS_NOTHING = frozenset({"", "ANY", "NUM", "BLOB"})
+
+
+class SqliteSource:
+    """A SQLite file, read-only. Every `open` is a connection of its own, in one read transaction.
+
+    Types are described in `sqlite_types`.
+    """
+
+    engine = "sqlite"
+
+    def __init__(self, url: DatabaseUrl, *, batch_rows: int, batch_bytes: int) -> None:
+        self._url = url
+        self._batch_rows = batch_rows
+        self._batch_bytes = batch_bytes
+
+    @property
+    def database(self) -> str:
+        """The file's name, without its directory."""
+        return self._url.rest.rpartition("/")[2]
+
+    def open(self, query: Query) -> BatchStream:
+        """Describe the result, then be ready to stream it.
+
+        Columns that only their values can describe cost one more run of the query, here.
+
+        Raises:
+            ConfigError: the query's names, casts or result columns cannot be.
+            SourceError: the file is not there, no database, locked, or the query is refused; nothing stays open.
+        """
+        text = query_text(query, most=2, fold=False)
+        path = existing_file(self._url).absolute()
+        with self._translated(query):
+            connection = sqlite3.connect(
+                f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+            )
+        try:
+            with self._translated(query):
+                connection.execute("BEGIN")
+                columns = _described(connection, text, query)
+        except BaseException:
+            connection.close()
+            raise
+        return BatchStream(
+            columns,
+            self._batches(connection, text, columns, query),
+            cancel=connection.interrupt,
+            release=connection.close,
+            batch_rows=self._batch_rows,
+            batch_bytes=self._batch_bytes,
+        )
+
+    def _batches(
+        self, connection: sqlite3.Connection, text: str, columns: tuple[ResultColumn, ...], query: Query
+    ) -> Iterator[pa.RecordBatch]:
+        schema = schema_of(columns)
+        as_text = [column.name in query.casts and column.arrow_type == pa.string() for column in columns]
+        row = 1
+        step = min(_FETCH_ROWS, self._batch_rows)
+        pending: list[pa.RecordBatch] = []
+        with self._translated(query):
+            cursor = connection.execute(text)
+        while True:
+            with self._translated(query):
+                rows = cursor.fetchmany(step)
+            if rows:
+                arrays = []
+                for column, values, textual in zip(columns, zip(*rows, strict=True), as_text, strict=True):
+                    array = column_array(column.name, values, column.arrow_type, first_row=row, as_text=textual)
+                    if holds_temporal(column.arrow_type):
+                        check_temporal(column.name, array)
+                    arrays.append(array)
+                row += len(rows)
+                pending.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+                # Rows grow: fetch fewer of them at a time, so that a batch's bound holds before it is built.
+                step = max(1, min(step, self._batch_bytes * len(rows) // max(1, pending[-1].nbytes)))
+            held = sum(batch.num_rows for batch in pending)
+            if pending and (
+                not rows or held + step > self._batch_rows or sum(b.nbytes for b in pending) >= self._batch_bytes
+            ):
+                yield pa.concat_batches(pending)
+                pending = []
+            if not rows:
+                return
+
+    @contextlib.contextmanager
+    def _translated(self, query: Query) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, sqlite3.Warning) as error:
+            name = getattr(error, "sqlite_errorname", "")
+            transient = name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or "database is locked" in str(error)
+            hint = "; another connection holds it, run it again" if transient else ""
+            raise SourceError(
+                f"sqlite database {self.database!r}, {what_is_read(query)}: {error}{hint}", transient=transient
+            ) from error
+
+
+def _described(connection: sqlite3.Connection, text: str, query: Query) -> tuple[ResultColumn, ...]:
+    # A view takes a select statement alone, and its columns carry the declared types of what they come from.
+    connection.execute(f"CREATE TEMP VIEW rivet_described AS {text}")
+    names = [described[0] for described in connection.execute(f"SELECT * FROM ({text}\n) LIMIT 0").description]
+    declared = [row[2] for row in connection.execute("PRAGMA temp.table_xinfo(rivet_described)")]
+    connection.execute("DROP VIEW temp.rivet_described")
+    check_columns(names, query)
+    declared = [query.casts.get(name, kind) for name, kind in zip(names, declared, strict=True)]
+    arrows = [None if kind.upper() in _SAYS_NOTHING else arrow_type_of(kind) for kind in declared]
+    unknown = [position for position, arrow in enumerate(arrows) if arrow is None]
+    if unknown:
+        classes = _classes(connection, text, len(names), unknown)
+        for position in unknown:
+            arrows[position] = type_of_values(names[position], classes[position], declared[position])
+    return tuple(
+        ResultColumn(name=name, source_type=kind or str(arrow), nullable=True, arrow_type=arrow)
+        for name, kind, arrow in zip(names, declared, arrows, strict=True)
+    )
+
+
+def _classes(connection: sqlite3.Connection, text: str, width: int, wanted: list[int]) -> dict[int, set[str]]:
+    """The storage classes of all values of the wanted columns, in one run of the query."""
+    kinds = ("integer", "real", "text", "blob")
+    seen = [f"max(typeof(c{position}) = '{kind}')" for position in wanted for kind in kinds]
+    names = ", ".join(f"c{position}" for position in range(width))
+    found = connection.execute(f"WITH q({names}) AS ({text}\n) SELECT {', '.join(seen)} FROM q").fetchone()
+    return {
+        position: {kind for offset, kind in enumerate(kinds) if found[4 * place + offset]}
+        for place, position in enumerate(wanted)
+    }

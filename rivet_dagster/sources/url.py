@@ -1,0 +1,71 @@
+"""Database URLs: which family they name, and how their secrets stay out of every message."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, quote, quote_plus, unquote
+
+from rivet_dagster.errors import ConfigError
+
+__all__ = ["DatabaseUrl", "parse_url"]
+
+_SECRET_PARAMETERS = frozenset({"password", "sslpassword"})
+_MASK = "***"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseUrl:
+    """A database URL taken apart just far enough. Its `repr` shows the scheme alone.
+
+    Attributes:
+        scheme: in lower case and without a driver: "postgresql" for "postgresql+psycopg".
+        rest: all that follows "://".
+        secrets: every spelling of every secret in it.
+    """
+
+    scheme: str
+    rest: str = field(repr=False)
+    secrets: tuple[str, ...] = field(repr=False, default=())
+
+    def redact(self, text: str) -> str:
+        """`text` with every spelling of every secret, and any credentials in a URL, masked."""
+        for secret in self.secrets:
+            text = text.replace(secret, _MASK)
+        text = re.sub(r"(?<=://)[^\s/@]*@", f"{_MASK}@", text)
+        return re.sub(r"(?i)\b(password\s*=\s*)('[^']*'|[^\s&'\"]+)", rf"\1{_MASK}", text)
+
+
+def parse_url(url: str) -> DatabaseUrl:
+    """Take a URL apart.
+
+    Raises:
+        ConfigError: it is no URL, or its password is not percent-encoded, so that a driver would take a piece of it
+            for a host and print it. The message repeats nothing of it but the scheme.
+    """
+    scheme, separator, rest = url.strip().partition("://")
+    scheme = scheme.partition("+")[0].lower()
+    if not separator or not re.fullmatch(r"[a-z][a-z0-9.-]*", scheme):
+        raise ConfigError("a database URL was expected, like postgresql://user@host/database; found something else")
+    if scheme in {"sqlite", "duckdb"}:
+        return DatabaseUrl(scheme=scheme, rest=rest)
+    before_query = rest.partition("?")[0]
+    authority, _, path = before_query.partition("/")
+    if authority.count("@") > 1 or "@" in path or re.search(r"%(?![0-9A-Fa-f]{2})", rest):
+        raise ConfigError(
+            f"{scheme} URL: user, password and database must be percent-encoded where they hold one of @ / ? % "
+            "(%40 %2F %3F %25)"
+        )
+    return DatabaseUrl(scheme=scheme, rest=rest, secrets=_secrets(rest))
+
+
+def _secrets(rest: str) -> tuple[str, ...]:
+    userinfo, at, _ = re.split(r"/", rest, maxsplit=1)[0].partition("@")
+    found = {userinfo.partition(":")[2]} if at else set()
+    query = rest.partition("?")[2]
+    found.update(value for name, value in parse_qsl(query) if name.lower() in _SECRET_PARAMETERS)
+    spellings: set[str] = set()
+    for secret in found:
+        plain = unquote(secret)
+        spellings |= {secret, plain, quote(plain, safe=""), quote(plain), quote_plus(plain)}
+    return tuple(sorted(spellings - {""}, key=len, reverse=True))
