@@ -1,1 +1,115 @@
 """Database tables as files people can trust: exports are Dagster assets, their IO managers are the destinations."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rivet_dagster import testing
+    from rivet_dagster.attempt import ExportReceipt
+    from rivet_dagster.contract import DestinationCapabilities, WriteCommitProtocol
+    from rivet_dagster.errors import (
+        CommitConflict,
+        CommitUnknown,
+        ConfigError,
+        ContractError,
+        DestinationError,
+        IntegrityError,
+        PlanRejected,
+        ReadError,
+        RivetError,
+        SourceError,
+    )
+    from rivet_dagster.exports.formats import Csv, Parquet
+    from rivet_dagster.exports.spec import Batches, Export, Full, cast
+    from rivet_dagster.orchestration.assets import build_export_asset
+    from rivet_dagster.orchestration.azure import AzureIOManager
+    from rivet_dagster.orchestration.checks import build_manifest_checks
+    from rivet_dagster.orchestration.definitions import build_export_definitions
+    from rivet_dagster.orchestration.gcs import GCSIOManager
+    from rivet_dagster.orchestration.io_managers import ExportIOManager, LocalIOManager, StdoutIOManager
+    from rivet_dagster.orchestration.resources import DatabaseResource
+    from rivet_dagster.orchestration.s3 import S3IOManager
+
+__all__ = [
+    "AzureIOManager",
+    "Batches",
+    "CommitConflict",
+    "CommitUnknown",
+    "ConfigError",
+    "ContractError",
+    "Csv",
+    "DatabaseResource",
+    "DestinationCapabilities",
+    "DestinationError",
+    "Export",
+    "ExportIOManager",
+    "ExportReceipt",
+    "Full",
+    "GCSIOManager",
+    "IntegrityError",
+    "LocalIOManager",
+    "Parquet",
+    "PlanRejected",
+    "ReadError",
+    "RivetError",
+    "S3IOManager",
+    "SourceError",
+    "StdoutIOManager",
+    "WriteCommitProtocol",
+    "build_export_asset",
+    "build_export_definitions",
+    "build_manifest_checks",
+    "cast",
+    "testing",
+]
+
+# Each name is imported at its first use, so that importing the package loads no SDK, driver or pyarrow.
+_HOME = {
+    "AzureIOManager": "orchestration.azure",
+    "Batches": "exports.spec",
+    "CommitConflict": "errors",
+    "CommitUnknown": "errors",
+    "ConfigError": "errors",
+    "ContractError": "errors",
+    "Csv": "exports.formats",
+    "DatabaseResource": "orchestration.resources",
+    "DestinationCapabilities": "contract",
+    "DestinationError": "errors",
+    "Export": "exports.spec",
+    "ExportIOManager": "orchestration.io_managers",
+    "ExportReceipt": "attempt",
+    "Full": "exports.spec",
+    "GCSIOManager": "orchestration.gcs",
+    "IntegrityError": "errors",
+    "LocalIOManager": "orchestration.io_managers",
+    "Parquet": "exports.formats",
+    "PlanRejected": "errors",
+    "ReadError": "errors",
+    "RivetError": "errors",
+    "S3IOManager": "orchestration.s3",
+    "SourceError": "errors",
+    "StdoutIOManager": "orchestration.io_managers",
+    "WriteCommitProtocol": "contract",
+    "build_export_asset": "orchestration.assets",
+    "build_export_definitions": "orchestration.definitions",
+    "build_manifest_checks": "orchestration.checks",
+    "cast": "exports.spec",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "testing":
+        found: Any = import_module("rivet_dagster.testing")
+    elif name in _HOME:
+        found = getattr(import_module(f"rivet_dagster.{_HOME[name]}"), name)
+    else:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,144 @@
+"""Exports as assets. No `from __future__ import annotations` here: Dagster reads the annotations of an asset's body."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Optional
+
+import dagster as dg
+
+from rivet_dagster.errors import ConfigError
+from rivet_dagster.exports.spec import Export
+from rivet_dagster.manifest import fingerprint
+from rivet_dagster.orchestration.handle import ExportHandle
+
+__all__ = ["KeyPrefix", "build_export_asset", "export_asset", "export_key"]
+
+KeyPrefix = Optional[str | Sequence[str]]  # noqa: UP045 - Dagster's own way to say it
+
+
+def build_export_asset(
+    export: Export,
+    *,
+    source: str = "source",
+    io_manager_key: str = "io_manager",
+    key_prefix: KeyPrefix = None,
+    partitions_def: dg.PartitionsDefinition[str] | None = None,
+    retry_policy: dg.RetryPolicy | None = None,
+    pool: str | None = None,
+    deps: Iterable[Any] | None = None,
+    group_name: str | None = None,
+    owners: Sequence[str] | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> dg.AssetsDefinition:
+    """Make an asset whose materialization is one committed delivery of an export.
+
+    Args:
+        export: what to export.
+        source: key of the `DatabaseResource` to read from.
+        io_manager_key: key of the IO manager, which is the destination.
+        key_prefix: of the asset key, which ends in the export's name.
+        partitions_def: not yet; see `Raises`.
+        retry_policy: how often Dagster repeats the step after a failure that may pass.
+        pool: limits how many exports of one database run at once.
+        deps: assets that have to be there before.
+        group_name: of the asset.
+        owners: of the asset.
+        tags: of the asset.
+
+    Raises:
+        ConfigError: `partitions_def` is given.
+
+    Example:
+        .. code-block:: python
+
+            import dagster as dg
+            import rivet_dagster as rd
+
+            orders = rd.build_export_asset(rd.Export(name="orders", table="public.orders"))
+            defs = dg.Definitions(
+                assets=[orders],
+                resources={
+                    "source": rd.DatabaseResource(url=dg.EnvVar("DATABASE_URL")),
+                    "io_manager": rd.LocalIOManager(path="data/exports"),
+                },
+            )
+    """
+    return export_asset(
+        export,
+        source=source,
+        io_manager_key=io_manager_key,
+        key_prefix=key_prefix,
+        partitions_def=partitions_def,
+        retry_policy=retry_policy,
+        pool=pool,
+        deps=deps,
+        group_name=group_name,
+        owners=owners,
+        tags=tags,
+    )
+
+
+def export_asset(
+    export: Export,
+    *,
+    source: str,
+    io_manager_key: str,
+    key_prefix: KeyPrefix,
+    partitions_def: dg.PartitionsDefinition[str] | None,
+    retry_policy: dg.RetryPolicy | None,
+    pool: str | None,
+    deps: Iterable[Any] | None,
+    group_name: str | None,
+    owners: Sequence[str] | None,
+    tags: Mapping[str, str] | None,
+    metadata: Mapping[str, Any] | None = None,
+    kinds: Iterable[str] = (),
+) -> dg.AssetsDefinition:
+    """As `build_export_asset`, with what only a known destination can tell.
+
+    `metadata` is the definition's; `kinds` are shown besides the export's own format.
+
+    Raises:
+        ConfigError: `partitions_def` is given.
+    """
+    if partitions_def is not None:
+        msg = f"export {export.name!r}: partitions_def on exports comes later; export the whole table, or a query"
+        raise ConfigError(msg)
+    shown = {*kinds, *({export.format.kind} if export.format is not None else ())}
+
+    @dg.asset(
+        key=export_key(export, key_prefix),
+        deps=deps,
+        description=_description(export),
+        metadata=metadata,
+        tags={"rivet/export": export.mode.kind, **(tags or {})},
+        kinds=shown,
+        required_resource_keys={source},
+        io_manager_key=io_manager_key,
+        code_version=_code_version(export),
+        retry_policy=retry_policy,
+        pool=pool,
+        group_name=group_name,
+        owners=owners,
+    )
+    def _export(context: dg.AssetExecutionContext) -> ExportHandle:
+        # Nothing is read here: the IO manager reads, within the commit.
+        return ExportHandle(export=export, database=getattr(context.resources, source))
+
+    return _export
+
+
+def export_key(export: Export, key_prefix: KeyPrefix) -> dg.AssetKey:
+    """The key of an export's asset."""
+    prefix = [key_prefix] if isinstance(key_prefix, str) else list(key_prefix or [])
+    return dg.AssetKey([*prefix, export.name])
+
+
+def _description(export: Export) -> str:
+    if export.query is None:
+        return f"Exports the table `{export.relation}`."
+    return f"Exports the result of a query:\n\n```sql\n{export.query.strip()}\n```"
+
+
+def _code_version(export: Export) -> str:
+    return fingerprint(json.dumps(export.model_dump(mode="json"), sort_keys=True).encode())

@@ -1,0 +1,109 @@
+"""Exports of one database to one destination, as a whole: assets, resources, job, schedule and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from rivet_dagster.errors import ConfigError
+from rivet_dagster.exports.spec import Export
+from rivet_dagster.orchestration.assets import KeyPrefix, export_asset, export_key
+from rivet_dagster.orchestration.checks import build_manifest_checks
+from rivet_dagster.orchestration.io_managers import ExportIOManager
+from rivet_dagster.orchestration.metadata import definition_metadata
+from rivet_dagster.orchestration.resources import DatabaseResource
+
+__all__ = ["build_export_definitions"]
+
+
+def build_export_definitions(
+    exports: Iterable[Export],
+    *,
+    source: DatabaseResource,
+    destination: ExportIOManager,
+    name: str = "exports",
+    schedule: str | None = None,
+    bundle: bool = False,
+    key_prefix: KeyPrefix = None,
+    partitions_def: dg.PartitionsDefinition[str] | None = None,
+    retry_policy: dg.RetryPolicy | None = None,
+    pool: str | None = None,
+    deps: Iterable[Any] | None = None,
+    group_name: str | None = None,
+    owners: Sequence[str] | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> dg.Definitions:
+    """Make all that exports need in a code location; several of them merge with `dg.Definitions.merge`.
+
+    There are the resources `<name>_source` and `<name>_destination`, the job `<name>`, with `schedule` the schedule
+    `<name>_schedule`, and a manifest check per export where the destination leaves something to check.
+
+    Args:
+        exports: what to export.
+        source: where from.
+        destination: where to.
+        name: of the job, and the beginning of the other names; unique in a code location.
+        schedule: a cron line, for when the job runs.
+        bundle: not yet; see `Raises`.
+        key_prefix: of the asset keys, as all that follows for each export; see `build_export_asset`.
+        partitions_def: not yet.
+        retry_policy: of each step.
+        pool: of each step.
+        deps: of each asset.
+        group_name: of each asset.
+        owners: of each asset.
+        tags: of each asset.
+
+    Raises:
+        PlanRejected: an export cannot work at this destination; carries every diagnostic.
+        ConfigError: there is no export, or `bundle` or `partitions_def` is given.
+    """
+    planned = list(exports)
+    if bundle:
+        msg = f"{name}: bundle=True comes later; leave it out, each export is then a step of its own"
+        raise ConfigError(msg)
+    if not planned:
+        msg = f"{name}: expected at least one export, found none"
+        raise ConfigError(msg)
+    resources = {f"{name}_source": source, f"{name}_destination": destination}
+    assets = [
+        export_asset(
+            e,
+            source=f"{name}_source",
+            io_manager_key=f"{name}_destination",
+            key_prefix=key_prefix,
+            partitions_def=partitions_def,
+            retry_policy=retry_policy,
+            pool=pool,
+            deps=deps,
+            group_name=group_name,
+            owners=owners,
+            tags=tags,
+            metadata=definition_metadata(
+                destination.capabilities,
+                uri=destination.uri(destination.prefix_of(export_key(e, key_prefix))),
+                diagnostics=[],
+            ),
+            kinds={destination.kind} | (set() if e.format else {destination.format}),
+        )
+        for e in planned
+    ]
+    job = dg.define_asset_job(name, selection=dg.AssetSelection.assets(*(a.key for a in assets)))
+    schedules = [dg.ScheduleDefinition(name=f"{name}_schedule", job=job, cron_schedule=schedule)] if schedule else []
+    return dg.Definitions(
+        assets=assets,
+        resources=resources,
+        jobs=[job],
+        schedules=schedules,
+        asset_checks=_manifest_checks(assets, destination),
+    )
+
+
+def _manifest_checks(
+    assets: Iterable[dg.AssetsDefinition], destination: ExportIOManager
+) -> list[dg.AssetChecksDefinition]:
+    if not destination.capabilities.commit_protocol.leaves_objects_at_rest:
+        return []
+    return [check for asset in assets for check in build_manifest_checks(asset)]

@@ -1,0 +1,108 @@
+"""How an error becomes Dagster's: whether a policy may repeat the step, what a person reads, and that no secret leaves.
+
+A plain raise leaves it to the user's `RetryPolicy` whether and how often the step runs again; `dg.Failure` with
+`allow_retries=False` says that it would fail again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import dagster as dg
+
+from rivet_dagster.contract import DestinationCapabilities
+from rivet_dagster.errors import CommitConflict, CommitUnknown, DestinationError, RivetError, SourceError
+
+__all__ = [
+    "LeftOut",
+    "as_dagster_failure",
+    "leave_out_foreign_texts",
+    "left_behind",
+    "may_be_repeated",
+    "partitions_failure",
+]
+
+
+class LeftOut(Exception):
+    """Stands in an error's chain for one of a driver or SDK, whose text may hold a secret; keeps its traceback."""
+
+
+def as_dagster_failure(error: RivetError, *, capabilities: DestinationCapabilities | None, uri: str) -> Exception:
+    """What to raise for an error, from `None`: its own chain is kept, without the texts of drivers and SDKs.
+
+    Args:
+        error: of this package.
+        capabilities: of the destination, for what is left there; `None` where nothing was written.
+        uri: of the prefix.
+    """
+    leave_out_foreign_texts(error)
+    if may_be_repeated(error):
+        return error
+    said = {"rivet/error": type(error).__name__, "dagster/uri": uri}
+    if capabilities is not None:
+        said["rivet/left_behind"] = left_behind(error, capabilities)
+    failure = dg.Failure(description=str(error), metadata=said, allow_retries=False)
+    failure.__cause__ = error
+    return failure
+
+
+def may_be_repeated(error: RivetError) -> bool:
+    """Whether the same step may succeed when it runs again."""
+    if isinstance(error, SourceError):
+        return error.transient
+    return isinstance(error, DestinationError)
+
+
+def left_behind(error: RivetError, capabilities: DestinationCapabilities) -> str:
+    """What a failed export leaves at its destination, for a person."""
+    if isinstance(error, CommitUnknown):
+        return "the delivery is visible, or may become so; nothing was deleted; run it again, the next run settles it"
+    if isinstance(error, CommitConflict):
+        return "nothing of this run is visible; the other run's delivery is"
+    if capabilities.partial_write_risk:
+        return "part of the output may have been seen; there is nothing to roll back"
+    return "nothing of this run is visible; the previous delivery, if any, is untouched"
+
+
+def partitions_failure(
+    errors: Mapping[str | None, RivetError], *, of: int, capabilities: DestinationCapabilities, uri: str
+) -> Exception:
+    """What to raise when some partitions of one step failed and the others are committed.
+
+    Args:
+        errors: by partition key.
+        of: how many partitions there were.
+        capabilities: of the destination.
+        uri: of the asset.
+    """
+    if len(errors) == of == 1:
+        return as_dagster_failure(next(iter(errors.values())), capabilities=capabilities, uri=uri)
+    said = "\n".join(f"  {key}: {error}" for key, error in errors.items())
+    text = (
+        f"{uri}: {len(errors)} of {of} partitions failed, the others are committed; "
+        f"re-execute from failure to export only these:\n{said}"
+    )
+    kind = DestinationError if any(may_be_repeated(e) for e in errors.values()) else RivetError
+    failure = as_dagster_failure(kind(text), capabilities=capabilities, uri=uri)
+    if isinstance(failure, dg.Failure):
+        names = sorted({type(e).__name__ for e in errors.values()})
+        failure.metadata = {**failure.metadata, "rivet/error": dg.MetadataValue.text(", ".join(names))}
+    return failure
+
+
+def leave_out_foreign_texts(error: BaseException) -> None:
+    """Put `LeftOut` where an error's chain has one of a driver or SDK; Dagster stores the text of the whole chain."""
+    above = error
+    seen = {id(error)}
+    while True:
+        below = above.__cause__ or (None if above.__suppress_context__ else above.__context__)
+        if below is None or id(below) in seen:
+            return
+        seen.add(id(below))
+        if not isinstance(below, RivetError | LeftOut):
+            kind = f"{type(below).__module__}.{type(below).__qualname__}"
+            shown = LeftOut(f"{kind}: its own text is left out, since it may hold a secret")
+            shown.__cause__ = below.__cause__ or (None if below.__suppress_context__ else below.__context__)
+            below = shown.with_traceback(below.__traceback__)
+        above.__cause__ = below
+        above = below

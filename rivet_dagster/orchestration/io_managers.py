@@ -1,0 +1,178 @@
+"""Destinations as IO managers: what an asset returns becomes visible whole and verified, or not at all."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import ExitStack
+from typing import Any, ClassVar, Literal
+
+import dagster as dg
+from pydantic import Field, PrivateAttr
+
+from rivet_dagster.contract import Destination, DestinationCapabilities
+from rivet_dagster.destinations.local import LocalDestination
+from rivet_dagster.destinations.stdout import StdoutDestination
+from rivet_dagster.layout import Prefix, asset_prefix
+from rivet_dagster.orchestration.outputs import Outlet
+from rivet_dagster.orchestration.settings import Duration, Settings, Size
+
+__all__ = ["ExportIOManager", "LocalIOManager", "StdoutIOManager", "stable_uri"]
+
+
+class ExportIOManager(dg.ConfigurableIOManager):
+    """What all IO managers of this package have in common; use one of its subclasses.
+
+    An asset may return a `pandas.DataFrame`, `pyarrow.Table`, `pyarrow.RecordBatchReader` or `Batches`; an asset of
+    `build_export_asset` streams its rows from a database. `handle_output` returns only after the commit.
+
+    Attributes:
+        capabilities: what the destination promises; known without a client.
+        kind: of the destination.
+    """
+
+    capabilities: ClassVar[DestinationCapabilities]
+    kind: ClassVar[str]
+
+    format: Literal["parquet", "csv"] = Field(
+        default="parquet", description="Format of the parts: parquet (zstd level 1) or csv (uncompressed)."
+    )
+    max_file_size: Size | None = Field(
+        default=None,
+        description='Size from which a part ends and the next begins, e.g. "256MB" or "1GiB"; without it, one part.',
+    )
+    retain: int = Field(
+        default=0,
+        ge=0,
+        description="Superseded deliveries kept besides the newest, for readers that still hold an older manifest.",
+    )
+    verify: Literal["store", "readback"] = Field(
+        default="store",
+        description="How parts are verified: by the store's own checksum, or by reading each back (readback).",
+    )
+    symlink_manifest: bool = Field(
+        default=False,
+        description="Also write _symlink_format_manifest/manifest, for engines that cannot follow a manifest.",
+    )
+    takeover_after: Duration = Field(
+        default="1h", description="Age of its last heartbeat from which an unfinished run counts as dead."
+    )
+    unsafe_unfenced_commits: bool = Field(
+        default=False,
+        description="Go on where the store has no conditional writes; two runs at once may then lose data.",
+    )
+
+    _opened: Destination | None = PrivateAttr(default=None)
+    _clients: ExitStack = PrivateAttr(default_factory=ExitStack)
+
+    @abstractmethod
+    def open_destination(self, clients: ExitStack) -> Destination:
+        """Build the destination and the client it needs.
+
+        Args:
+            clients: closes what has to be closed after the step.
+        """
+
+    @abstractmethod
+    def uri(self, prefix: Prefix) -> str | None:
+        """Where a dataset is, without a client; `None` where that depends on the environment."""
+
+    @property
+    def destination(self) -> Destination:
+        """The destination, built at its first use in a process and kept for the step.
+
+        Raises:
+            ConfigError: its settings cannot work.
+            DestinationError: the client cannot be built.
+        """
+        # Not in setup_for_execution: Dagster does not retry a resource that fails to start.
+        if self._opened is None:
+            self._opened = self.open_destination(self._clients)
+        return self._opened
+
+    @property
+    def settings(self) -> Settings:
+        """What is set here."""
+        return Settings(**{name: getattr(self, name) for name in Settings.model_fields})
+
+    @staticmethod
+    def prefix_of(asset_key: dg.AssetKey, partition_key: str | None = None) -> Prefix:
+        """The directory of an asset's dataset, or of one partition of it."""
+        return asset_prefix(asset_key.path, partition_key)
+
+    def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
+        """Commit what an asset returned; see `Outlet.write` for what it raises."""
+        outlet = Outlet(
+            kind=self.kind,
+            capabilities=self.capabilities,
+            settings=self.settings,
+            open_destination=lambda: self.destination,
+        )
+        outlet.write(context, obj)
+
+    def load_input(self, context: dg.InputContext) -> Any:
+        """Give a downstream asset what its annotation asks for; see `inputs.load`."""
+        # pyarrow loads only where rows are read or written.
+        from rivet_dagster.orchestration.inputs import load  # noqa: PLC0415
+
+        return load(context, kind=self.kind, open_destination=lambda: self.destination)
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """Close the client, if one was built."""
+        del context
+        self._opened = None
+        self._clients.close()
+
+
+def stable_uri(scheme: str, container: str, directory: str, prefix: Prefix) -> str | None:
+    """Where a dataset is in an object store; `None` where bucket or directory come from the environment."""
+    if isinstance(container, dg.EnvVar) or isinstance(directory, dg.EnvVar):
+        return None
+    below = directory if not directory or directory.endswith("/") else f"{directory}/"
+    return f"{scheme}://{container}/{below}{prefix.root}"
+
+
+class LocalIOManager(ExportIOManager):
+    """Exports to a directory of the local file system.
+
+    Example:
+        .. code-block:: python
+
+            import dagster as dg
+            import pandas as pd
+            import rivet_dagster as rd
+
+            @dg.asset
+            def orders() -> pd.DataFrame: ...
+
+            defs = dg.Definitions(assets=[orders], resources={"io_manager": rd.LocalIOManager(path="data/exports")})
+    """
+
+    capabilities = LocalDestination.capabilities
+    kind = LocalDestination.kind
+
+    path: str = Field(description="Directory that all exports are written below; made when it is not there.")
+
+    def open_destination(self, clients: ExitStack) -> Destination:
+        del clients
+        return LocalDestination(self.path, unsafe_unfenced_commits=self.unsafe_unfenced_commits)
+
+    def uri(self, prefix: Prefix) -> str | None:
+        if isinstance(self.path, dg.EnvVar):
+            return None
+        return LocalDestination(self.path).uri(prefix.root)
+
+
+class StdoutIOManager(ExportIOManager):
+    """Streams exports to standard output, for previews and pipes: nothing is recorded and nothing can be read back."""
+
+    capabilities = StdoutDestination.capabilities
+    kind = StdoutDestination.kind
+
+    format: Literal["parquet", "csv"] = Field(default="csv", description="Format of the stream: csv or parquet.")
+
+    def open_destination(self, clients: ExitStack) -> Destination:
+        del clients
+        return StdoutDestination()
+
+    def uri(self, prefix: Prefix) -> str | None:
+        return StdoutDestination().uri(prefix.root)

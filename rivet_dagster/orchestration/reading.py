@@ -1,0 +1,238 @@
+"""Committed deliveries as Arrow datasets, read through the destination: no second way to a store's credentials."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+
+from rivet_dagster.contract import ObjectDestination
+from rivet_dagster.errors import ReadError, RivetError
+from rivet_dagster.layout import Prefix
+from rivet_dagster.manifest import Manifest, Part
+from rivet_dagster.orchestration.arrow_types import arrow_type
+from rivet_dagster.orchestration.failures import leave_out_foreign_texts
+
+__all__ = ["Delivered", "dataset_of", "table_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """One delivery of a dataset: what its manifest lists is all that is read."""
+
+    destination: ObjectDestination
+    prefix: Prefix
+    manifest: Manifest
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """By key, in order."""
+        return {self.prefix.at(p.path): p for p in self.manifest.parts if p.status == "committed"}
+
+
+def dataset_of(deliveries: Sequence[Delivered]) -> ds.Dataset:
+    """Lazy: a part is read when the dataset is scanned, and an error of the store is raised then.
+
+    Columns that CSV has no type for (binary, UUID, JSON) are text in the dataset of a CSV delivery.
+
+    Raises:
+        ReadError: a part is not as its manifest says, or columns cannot be read back.
+    """
+    found = [_dataset(d) for d in deliveries]
+    return found[0] if len(found) == 1 else ds.dataset(found)
+
+
+def table_of(deliveries: Sequence[Delivered]) -> pa.Table:
+    """All rows, in the order of the deliveries.
+
+    Raises:
+        ReadError: a part is not as its manifest says, or columns cannot be read back.
+        DestinationError: the store failed.
+    """
+    return pa.concat_tables([_table(d) for d in deliveries], promote_options="default")
+
+
+def _table(delivered: Delivered) -> pa.Table:
+    table = _dataset(delivered).to_table()
+    if delivered.manifest.format != "csv":
+        return table
+    for column in delivered.manifest.content.columns if delivered.manifest.content else ():
+        kind = arrow_type(column, where=delivered.manifest.destination_uri)
+        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+            hexed = table[column.name].to_pylist()
+            raw = pa.array([None if x is None else bytes.fromhex(x) for x in hexed], kind)
+            table = table.set_column(table.schema.get_field_index(column.name), column.name, raw)
+    return table
+
+
+def _dataset(delivered: Delivered) -> ds.Dataset:
+    parts = delivered.parts
+    csv = delivered.manifest.format == "csv"
+    if not parts:
+        return ds.dataset(_schema(delivered, csv=csv).empty_table())
+    files = pafs.PyFileSystem(_Files(delivered.destination, parts))
+    layout = _csv(_schema(delivered, csv=True)) if csv else ds.ParquetFileFormat()
+    schema = _schema(delivered, csv=True) if csv else None
+    return ds.dataset(list(parts), schema=schema, format=layout, filesystem=files)
+
+
+def _schema(delivered: Delivered, *, csv: bool) -> pa.Schema:
+    manifest = delivered.manifest
+    if manifest.content is None:
+        msg = f"{manifest.destination_uri}: the manifest of another tool has no columns; read its parts with that tool"
+        raise ReadError(msg)
+    fields = []
+    for c in manifest.content.columns:
+        kind = arrow_type(c, where=manifest.destination_uri)
+        fields.append(pa.field(c.name, pa.string() if csv and _is_text_in_csv(kind) else kind, nullable=c.nullable))
+    return pa.schema(fields)
+
+
+def _is_text_in_csv(kind: pa.DataType) -> bool:
+    binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    return binary or isinstance(kind, pa.BaseExtensionType)
+
+
+def _csv(schema: pa.Schema) -> ds.CsvFileFormat:
+    # Text is always quoted and NULL never is; a single NULL column makes an empty line.
+    convert = pacsv.ConvertOptions(
+        column_types=schema,
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+        true_values=["true"],
+        false_values=["false"],
+    )
+    parse = pacsv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
+    return ds.CsvFileFormat(parse_options=parse, convert_options=convert)
+
+
+class _PartFile(io.RawIOBase):
+    """One part as a seekable stream of ranged reads."""
+
+    def __init__(self, destination: ObjectDestination, key: str, part: Part) -> None:
+        super().__init__()
+        self._destination, self._key, self._part = destination, key, part
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._part.size_bytes}[whence]
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(self._part.size_bytes - self._at, 0)
+        wanted = left if size is None or size < 0 else min(size, left)
+        if not wanted:
+            return b""
+        try:
+            body = self._range(wanted)
+        except RivetError as e:
+            leave_out_foreign_texts(e)
+            raise
+        self._at += len(body)
+        return body
+
+    def _range(self, wanted: int) -> bytes:
+        where = self._destination.uri(self._key)
+        stored = self._destination.read(self._key, start=self._at, length=wanted)
+        if stored is None:
+            msg = (
+                f"{where}: expected the part that the manifest lists, found nothing: a newer delivery may have "
+                "replaced it; read again, or keep superseded deliveries longer with retain"
+            )
+            raise ReadError(msg)
+        said, found = self._part.size_bytes, stored.meta.size_bytes
+        if found != said or len(stored.body) != wanted:
+            msg = f"{where}: expected a part of {said} bytes, found {found}; export again"
+            raise ReadError(msg)
+        return stored.body
+
+
+class _Files(pafs.FileSystemHandler):  # type: ignore[misc] # pyarrow has no types
+    """The parts of one delivery as a read-only file system; other keys do not exist in it."""
+
+    def __init__(self, destination: ObjectDestination, parts: Mapping[str, Part]) -> None:
+        self._destination, self._parts = destination, parts
+
+    def get_type_name(self) -> str:
+        return f"rivet-{self._destination.kind}"
+
+    def normalize_path(self, path: str) -> str:
+        return path
+
+    def get_file_info(self, paths: Sequence[str]) -> list[pafs.FileInfo]:
+        return [self._info(p) for p in paths]
+
+    def _info(self, path: str) -> pafs.FileInfo:
+        part = self._parts.get(path)
+        if part is None:
+            return pafs.FileInfo(path, pafs.FileType.NotFound)
+        return pafs.FileInfo(path, pafs.FileType.File, size=part.size_bytes)
+
+    def open_input_file(self, path: str) -> pa.PythonFile:
+        if path not in self._parts:
+            raise FileNotFoundError(path)
+        return pa.PythonFile(_PartFile(self._destination, path, self._parts[path]), mode="r")
+
+    def open_input_stream(self, path: str) -> pa.PythonFile:
+        return self.open_input_file(path)
+
+    def get_file_info_selector(self, selector: Any) -> NoReturn:
+        del selector
+        _read_only()
+
+    def create_dir(self, path: str, recursive: bool) -> NoReturn:  # noqa: FBT001 - pyarrow's signature
+        del path, recursive
+        _read_only()
+
+    def delete_dir(self, path: str) -> NoReturn:
+        del path
+        _read_only()
+
+    def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> NoReturn:  # noqa: FBT001, FBT002
+        del path, missing_dir_ok
+        _read_only()
+
+    def delete_root_dir_contents(self) -> NoReturn:
+        _read_only()
+
+    def delete_file(self, path: str) -> NoReturn:
+        del path
+        _read_only()
+
+    def move(self, src: str, dest: str) -> NoReturn:
+        del src, dest
+        _read_only()
+
+    def copy_file(self, src: str, dest: str) -> NoReturn:
+        del src, dest
+        _read_only()
+
+    def open_output_stream(self, path: str, metadata: Any) -> NoReturn:
+        del path, metadata
+        _read_only()
+
+    def open_append_stream(self, path: str, metadata: Any) -> NoReturn:
+        del path, metadata
+        _read_only()
+
+
+def _read_only() -> NoReturn:
+    msg = "a committed delivery is read-only, and only the parts that its manifest lists can be opened"
+    raise NotImplementedError(msg)

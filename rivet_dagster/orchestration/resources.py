@@ -1,0 +1,48 @@
+"""Databases as Dagster resources."""
+
+from __future__ import annotations
+
+import dagster as dg
+from pydantic import Field
+
+from rivet_dagster.errors import ConfigError
+from rivet_dagster.rows import Source
+
+__all__ = ["DatabaseResource"]
+
+
+class DatabaseResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A database that exports read from.
+
+    The URL comes from an environment variable, by its name: Dagster shows the configuration of resources in its UI,
+    and of a `dg.EnvVar` only the name.
+
+    Example:
+        .. code-block:: python
+
+            import dagster as dg
+            import rivet_dagster as rd
+
+            database = rd.DatabaseResource(url=dg.EnvVar("DATABASE_URL"))
+    """
+
+    url: str = Field(
+        description=(
+            "Where the database is: postgresql://, mysql://, mariadb://, sqlite:/// or duckdb:///. Give it as"
+            ' dg.EnvVar("DATABASE_URL"): a password in a URL written here would be shown in the UI.'
+        ),
+    )
+
+    def source(self) -> Source:
+        """The database to read from; nothing is connected before the first query.
+
+        Raises:
+            ConfigError: the URL is empty, or of no database that is known.
+            SourceError: the driver cannot be loaded.
+        """
+        from rivet_dagster.sources.connect import connect  # noqa: PLC0415 - drivers load only where they are used
+
+        if not self.url:
+            msg = "DatabaseResource(url=…) is empty: expected a URL like postgresql://…; set its environment variable"
+            raise ConfigError(msg)
+        return connect(self.url)

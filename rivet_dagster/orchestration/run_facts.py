@@ -1,0 +1,100 @@
+"""What Dagster knows of the step that an output or input belongs to; the one place that looks into a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+__all__ = ["RunFacts", "add_partition_metadata", "run_id_of", "set_data_version"]
+
+_MAX_RETRIES = "dagster/max_retries"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """Who runs, for how many times, and what may happen after a failure.
+
+    Attributes:
+        run_id: Dagster's; `None` outside of a run (unit tests).
+        lineage: this run and, in a re-execution from failure, its parent and root; empty outside of a run.
+        attempt: of this step in this run, from 1.
+        max_retries: how often Dagster would repeat the step or the run by itself.
+        is_over: whether a run has ended; False for one that this instance does not know.
+    """
+
+    run_id: str | None = None
+    lineage: frozenset[str] = frozenset()
+    attempt: int = 1
+    max_retries: int = 0
+    is_over: Callable[[str], bool] = lambda _run_id: False
+
+    @classmethod
+    def of(cls, context: dg.OutputContext) -> RunFacts:
+        """Read them; outside of a run nothing is known and nothing fails."""
+        step = _step(context)
+        if step is None:
+            return cls()
+        run, instance = step.dagster_run, step.instance
+
+        def is_over(run_id: str) -> bool:
+            found = instance.get_run_by_id(run_id)
+            return found is not None and found.is_finished
+
+        return cls(
+            run_id=run.run_id,
+            lineage=frozenset({run.run_id, *_repeated(step)}),
+            attempt=step.previous_attempt_count + 1,
+            max_retries=_max_retries(step.op_retry_policy, run.tags),
+            is_over=is_over,
+        )
+
+
+def run_id_of(context: dg.InputContext) -> str | None:
+    """The run that an input is loaded in; `None` outside of one."""
+    step = _step(context)
+    return None if step is None else step.dagster_run.run_id
+
+
+def set_data_version(context: dg.OutputContext, data_version: str) -> None:
+    """Give the materialization its data version, unless the asset itself has set one. Outside of a run: nothing."""
+    step = _step(context)
+    if step is None or step.has_data_version(context.asset_key):
+        return
+    step.set_data_version(context.asset_key, dg.DataVersion(data_version))
+
+
+def add_partition_metadata(context: dg.OutputContext, partition_key: str, metadata: Mapping[str, Any]) -> None:
+    """Give one partition of a range run its own metadata. Outside of a run: nothing."""
+    step = _step(context)
+    if step is not None:
+        step.add_asset_metadata(metadata, asset_key=context.asset_key, partition_key=partition_key)
+
+
+def _step(context: dg.OutputContext | dg.InputContext) -> Any | None:
+    try:
+        return context.step_context
+    except dg.DagsterInvariantViolationError:
+        return None
+
+
+def _repeated(step: Any) -> set[str]:
+    # Only a re-execution that leaves out what succeeded may take over what its parent committed: re-executing all
+    # steps, or a step that had succeeded, asks for fresh data.
+    run = step.dagster_run
+    partial = run.step_keys_to_execute is not None or run.tags.get("dagster/is_asset_resume_retry") == "true"
+    if not run.parent_run_id or not partial:
+        return set()
+    done = step.instance.all_logs(run.parent_run_id, of_type=dg.DagsterEventType.STEP_SUCCESS)
+    if any(entry.step_key == step.step.key for entry in done):
+        return set()
+    return {i for i in (run.parent_run_id, run.root_run_id) if i}
+
+
+def _max_retries(policy: dg.RetryPolicy | None, tags: Mapping[str, str]) -> int:
+    if policy is not None and policy.max_retries > 0:
+        return policy.max_retries
+    said = tags.get(_MAX_RETRIES, "")
+    return int(said) if said.isdigit() else 0

@@ -1,0 +1,97 @@
+"""Which settings count: the IO manager's, over them the asset's `rivet/<name>` metadata, over all the export's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import dagster as dg
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from rivet_dagster.attempt import CommitSettings
+from rivet_dagster.errors import ConfigError
+from rivet_dagster.exports.output import OutputSettings, resolve_output
+from rivet_dagster.exports.sizes import parse_duration, parse_size
+from rivet_dagster.exports.spec import Export
+
+__all__ = ["Duration", "Settings", "Size"]
+
+
+def _size(value: Any) -> Any:
+    if value is not None and not isinstance(value, dg.EnvVar):
+        parse_size(value, field="max_file_size")
+    return value
+
+
+def _duration(value: Any) -> Any:
+    if not isinstance(value, dg.EnvVar):
+        parse_duration(value, field="takeover_after")
+    return value
+
+
+# Judged where it is written; what comes from an environment variable is judged when the step has its value.
+Size = Annotated[str, BeforeValidator(_size)]
+Duration = Annotated[str, BeforeValidator(_duration)]
+
+
+class Settings(BaseModel):
+    """What an IO manager, or a plain asset by definition metadata, may set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["parquet", "csv"] = "parquet"
+    max_file_size: Size | None = None
+    retain: int = Field(default=0, ge=0)
+    verify: Literal["store", "readback"] = "store"
+    symlink_manifest: bool = False
+    takeover_after: Duration = "1h"
+    unsafe_unfenced_commits: bool = False
+
+    def over(self, definition_metadata: Mapping[str, Any]) -> Settings:
+        """These, where an asset's metadata does not say otherwise; other `rivet/` keys are not settings.
+
+        Raises:
+            ConfigError: a value that cannot be; names the key.
+        """
+        said = {
+            name: getattr(value, "value", value)
+            for name in type(self).model_fields
+            if (value := definition_metadata.get(f"rivet/{name}")) is not None
+        }
+        try:
+            return Settings.model_validate({**self.model_dump(), **said})
+        except ValidationError as e:
+            found = "; ".join(
+                f"rivet/{'.'.join(map(str, x['loc']))}: {x['msg']}, found {x['input']!r}" for x in e.errors()
+            )
+            msg = f"the asset's metadata holds a setting that cannot be: {found}"
+            raise ConfigError(msg) from None
+
+    def output(self, export: Export | None) -> OutputSettings:
+        """How parts come out.
+
+        Raises:
+            ConfigError: a size that is none.
+        """
+        return resolve_output(
+            format=self.format,
+            max_file_size=self.max_file_size,
+            retain=self.retain,
+            verify=self.verify,
+            symlink_manifest=self.symlink_manifest,
+            export=export,
+        )
+
+    def commit(self, output: OutputSettings) -> CommitSettings:
+        """How the seam works.
+
+        Raises:
+            ConfigError: a length of time that is none.
+        """
+        return CommitSettings(
+            retain=output.retain,
+            verify=output.verify,
+            symlink_manifest=output.symlink_manifest,
+            takeover_after=parse_duration(self.takeover_after, field="takeover_after"),
+            unsafe_unfenced_commits=self.unsafe_unfenced_commits,
+        )
