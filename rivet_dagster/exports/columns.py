@@ -11,8 +11,8 @@ import pyarrow.types as pt
 
 from rivet_dagster.errors import ConfigError, ContractError
 from rivet_dagster.exports.csv import writable_as_text
-from rivet_dagster.exports.plan import Diagnostic, Level, reject
 from rivet_dagster.exports.formats import Csv, Parquet
+from rivet_dagster.exports.plan import Diagnostic, Level, format_findings, reject
 
 __all__ = ["conform", "name_check", "plain_schema", "plain_type", "type_check"]
 
@@ -34,15 +34,15 @@ def name_check(names: Sequence[str], *, subject: str) -> None:
 
 
 def type_check(schema: pa.Schema, *, format: Parquet | Csv, subject: str) -> None:  # noqa: A002 (the setting's name)
-    """Refuse, before the first row, columns that the format cannot hold.
+    """Refuse, before the first row, columns that the format cannot hold, and a format that cannot be.
 
     Raises:
-        PlanRejected: with one diagnostic for each of them.
+        PlanRejected: with one diagnostic for each finding.
     """
     csv = isinstance(format, Csv)
     remedy = f'read it as text (columns={{"…": cast("text")}}) or convert it{"; or use Parquet" if csv else ""}'
     holds = writable_as_text if csv else _writable_as_parquet
-    reject(
+    unfit = (
         Diagnostic(
             level=Level.REJECTED,
             rule=f"{format.kind}-column-type",
@@ -53,6 +53,7 @@ def type_check(schema: pa.Schema, *, format: Parquet | Csv, subject: str) -> Non
         for field in schema
         if not holds(field.type)
     )
+    reject([*format_findings(format, subject=subject), *unfit])
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from rivet_dagster.contract import DestinationCapabilities
 from rivet_dagster.errors import PlanRejected
+from rivet_dagster.exports.formats import Csv, Parquet
+from rivet_dagster.exports.output import OutputSettings
 
-__all__ = ["Diagnostic", "Level", "reject"]
+__all__ = ["Diagnostic", "Level", "PlannedExport", "diagnose", "format_findings", "reject"]
+
+_LEVELS = {"zstd": (1, 22), "gzip": (1, 9)}
+# pyarrow compresses a whole stream with zstd at this level only.
+_STREAM_LEVELS = {"zstd": (1, 1), "gzip": (1, 9)}
 
 
 class Level(str, Enum):
@@ -45,6 +53,39 @@ class Diagnostic:
         return f"[{self.level.value}] {self.rule}: {self.subject}: {self.message}; {self.remedy}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedExport:
+    """An export with all that is known before its first query.
+
+    Attributes:
+        name: the asset key's segments joined by "/".
+        output: what counts for it.
+        capabilities: of its destination.
+        uri: of its prefix.
+        max_retries: of the retry policy that applies; 0 without one.
+    """
+
+    name: str
+    output: OutputSettings
+    capabilities: DestinationCapabilities
+    uri: str
+    max_retries: int = 0
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether nothing is left at rest at its destination."""
+        return not self.capabilities.commit_protocol.leaves_objects_at_rest
+
+
+def diagnose(exports: Sequence[PlannedExport]) -> tuple[Diagnostic, ...]:
+    """Find everything there is to say about exports that run in one job, in the order of the exports.
+
+    Nothing is raised: `reject` does that.
+    """
+    each = (finding for export in exports for rule in _RULES for finding in rule(export))
+    return (*each, *_shared_prefix(exports), *_single_stream(exports))
+
+
 def reject(diagnostics: Iterable[Diagnostic]) -> None:
     """Do nothing unless something was rejected.
 
@@ -55,3 +96,118 @@ def reject(diagnostics: Iterable[Diagnostic]) -> None:
     rejected = [str(d) for d in found if d.level is Level.REJECTED]
     if rejected:
         raise PlanRejected("\n".join(rejected), found)
+
+
+def _no_split(e: PlannedExport) -> Iterator[Diagnostic]:
+    if e.is_stream and e.output.max_file_size is not None:
+        yield Diagnostic(
+            level=Level.REJECTED,
+            rule="stdout-no-split",
+            subject=e.name,
+            message=f"max_file_size={e.output.max_file_size} divides into named parts, and a stream has no names",
+            remedy="remove max_file_size, or choose a destination that keeps objects",
+        )
+
+
+def _verify_unattainable(e: PlannedExport) -> Iterator[Diagnostic]:
+    if e.is_stream and e.output.verify == "readback":
+        yield Diagnostic(
+            level=Level.REJECTED,
+            rule="verify-unattainable",
+            subject=e.name,
+            message='verify="readback" reads each part again, and nothing can be read back from a stream',
+            remedy='set verify="store", or choose a destination that keeps objects',
+        )
+
+
+def _no_codec_on_stream(e: PlannedExport) -> Iterator[Diagnostic]:
+    codec = e.output.format.compression
+    if e.is_stream and isinstance(e.output.format, Csv) and codec != "none":
+        yield Diagnostic(
+            level=Level.REJECTED,
+            rule="csv-no-codec-on-stdout",
+            subject=e.name,
+            message=f"CSV on a stream is text for people and pipes, found compression={codec!r}",
+            remedy='set compression="none" and compress in the pipe',
+        )
+
+
+def format_findings(settings: Parquet | Csv, *, subject: str) -> Iterator[Diagnostic]:
+    """Find settings of a format that contradict each other, wherever it is written to."""
+    if settings.level is None:
+        return
+    levels = _LEVELS if isinstance(settings, Parquet) else _STREAM_LEVELS
+    low, high = levels.get(settings.compression, (1, 0))
+    if low <= settings.level <= high:
+        return
+    expected = "no level" if high < low else str(low) if low == high else f"{low} to {high}"
+    yield Diagnostic(
+        level=Level.REJECTED,
+        rule="codec-level",
+        subject=subject,
+        message=f"{settings.kind} with {settings.compression!r} takes {expected}, found level={settings.level}",
+        remedy="remove level" if high <= low else f"choose a level from {low} to {high}",
+    )
+
+
+def _retries_not_safe(e: PlannedExport) -> Iterator[Diagnostic]:
+    if e.max_retries and not e.capabilities.retry_safe:
+        yield Diagnostic(
+            level=Level.WARNING,
+            rule="retries-not-safe",
+            subject=e.name,
+            message=f"max_retries={e.max_retries} at a destination that is not retry-safe: a repeated export may "
+            "leave the output of the failed one beside its own",
+            remedy="remove the retry policy, or choose a destination that is retry-safe",
+        )
+
+
+def _no_receipt(e: PlannedExport) -> Iterator[Diagnostic]:
+    if e.is_stream:
+        yield Diagnostic(
+            level=Level.DEGRADED,
+            rule="stdout-no-receipt",
+            subject=e.name,
+            message="nothing stays at this destination: no manifest, marker or cursor is recorded",
+            remedy="choose a destination that keeps objects where the data has to be verified later",
+        )
+
+
+def _shared_prefix(exports: Sequence[PlannedExport]) -> Iterator[Diagnostic]:
+    for uri, names in _together(e for e in exports if not e.is_stream):
+        yield Diagnostic(
+            level=Level.REJECTED,
+            rule="shared-prefix",
+            subject=", ".join(names),
+            message=f"they resolve to one prefix, {uri}, where each would replace the other's dataset",
+            remedy="give them other names, key prefixes or destinations",
+        )
+
+
+def _single_stream(exports: Sequence[PlannedExport]) -> Iterator[Diagnostic]:
+    names = [e.name for e in exports if e.is_stream]
+    if len(names) > 1:
+        yield Diagnostic(
+            level=Level.WARNING,
+            rule="stdout-single-export",
+            subject=", ".join(names),
+            message=f"{len(names)} exports of one job write to a stream, and nothing says where one ends",
+            remedy="give each a job of its own, or choose a destination that keeps objects",
+        )
+
+
+def _together(exports: Iterable[PlannedExport]) -> Iterator[tuple[str, list[str]]]:
+    by_uri: defaultdict[str, list[str]] = defaultdict(list)
+    for e in exports:
+        by_uri[e.uri.rstrip("/")].append(e.name)
+    return ((uri, names) for uri, names in by_uri.items() if len(names) > 1)
+
+
+_RULES: tuple[Callable[[PlannedExport], Iterator[Diagnostic]], ...] = (
+    _no_split,
+    _verify_unattainable,
+    _no_codec_on_stream,
+    lambda e: format_findings(e.output.format, subject=e.name),
+    _retries_not_safe,
+    _no_receipt,
+)
