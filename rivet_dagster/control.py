@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from rivet_dagster.contract import ABSENT, Expect, ObjectDestination
 from rivet_dagster.errors import (
@@ -37,7 +37,7 @@ def repeats() -> Retrying:
     """How a request that got no answer is sent again: the same precondition, a few times, slower each time."""
     return Retrying(
         stop=stop_after_attempt(5),
-        wait=wait_exponential_jitter(initial=0.2, max=5),
+        wait=wait_random_exponential(multiplier=0.3, max=5),
         retry=retry_if_exception_type(NoAnswer),
         reraise=True,
     )
@@ -130,6 +130,7 @@ class SideRecord:
             fenced = False
         if not fenced and not unfenced:
             self._destination.remove(self._key)
+            self._version = None
             msg = (
                 f"{self._destination.uri(self._prefix.root)}: expected the store to refuse a write over a version that "
                 "is gone, it accepted: two runs could overwrite each other's commit; use a store with conditional "

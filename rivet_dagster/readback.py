@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential_jitter
+from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_random_exponential
 
 from rivet_dagster.contract import ABSENT, Expect, ObjectDestination, ObjectMeta
 from rivet_dagster.errors import DestinationError, ReadError
@@ -129,7 +129,7 @@ def look(destination: ObjectDestination, prefix: Prefix) -> Sight:
     """
     reads = Retrying(
         stop=stop_after_attempt(6),
-        wait=wait_exponential_jitter(initial=0.05, max=2),
+        wait=wait_random_exponential(multiplier=0.1, max=2),
         retry=retry_if_result(lambda found: not found[1]),
         retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
     )

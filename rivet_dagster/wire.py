@@ -140,7 +140,7 @@ def _parse(raw: dict[str, Any], where: str) -> Manifest:
         started_at=_moment(raw["started_at"]),
         finished_at=_moment(finished) if finished else None,
         content=_content(raw) if raw.get("identity") else None,
-        source=raw.get("source") or {},
+        source={} if raw.get("identity") else raw.get("source") or {},
         destination_kind=raw["destination"]["kind"],
         destination_uri=raw["destination"]["uri"],
         format=raw["format"],
