@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rivet_dagster import testing
     from rivet_dagster.attempt import ExportReceipt
     from rivet_dagster.contract import DestinationCapabilities, WriteCommitProtocol
     from rivet_dagster.errors import (
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
     from rivet_dagster.orchestration.io_managers import ExportIOManager, LocalIOManager, StdoutIOManager
     from rivet_dagster.orchestration.resources import DatabaseResource
     from rivet_dagster.orchestration.s3 import S3IOManager
+
+    from . import testing
 
 __all__ = [
     "AzureIOManager",

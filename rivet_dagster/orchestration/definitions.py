@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 
 from rivet_dagster.errors import ConfigError
+from rivet_dagster.exports.plan import Diagnostic, Level, PlannedExport, diagnose, reject
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.orchestration.assets import KeyPrefix, export_asset, export_key
 from rivet_dagster.orchestration.checks import build_manifest_checks
 from rivet_dagster.orchestration.io_managers import ExportIOManager
 from rivet_dagster.orchestration.metadata import definition_metadata
 from rivet_dagster.orchestration.resources import DatabaseResource
+from rivet_dagster.sources.url import parse_url
 
 __all__ = ["build_export_definitions"]
+
+_LOG = logging.getLogger(__name__)
 
 
 def build_export_definitions(
@@ -67,6 +72,7 @@ def build_export_definitions(
     if not planned:
         msg = f"{name}: expected at least one export, found none"
         raise ConfigError(msg)
+    found = _diagnose(planned, source=source, destination=destination, key_prefix=key_prefix, retry_policy=retry_policy)
     resources = {f"{name}_source": source, f"{name}_destination": destination}
     assets = [
         export_asset(
@@ -84,7 +90,11 @@ def build_export_definitions(
             metadata=definition_metadata(
                 destination.capabilities,
                 uri=destination.uri(destination.prefix_of(export_key(e, key_prefix))),
-                diagnostics=[],
+                diagnostics=[
+                    {"level": d.level.value, "rule": d.rule, "message": d.message, "remedy": d.remedy}
+                    for d in found
+                    if "/".join(export_key(e, key_prefix).path) in d.subject.split(", ")
+                ],
             ),
             kinds={destination.kind} | (set() if e.format else {destination.format}),
         )
@@ -99,6 +109,48 @@ def build_export_definitions(
         schedules=schedules,
         asset_checks=_manifest_checks(assets, destination),
     )
+
+
+def _diagnose(
+    exports: Sequence[Export],
+    *,
+    source: DatabaseResource,
+    destination: ExportIOManager,
+    key_prefix: KeyPrefix,
+    retry_policy: dg.RetryPolicy | None,
+) -> tuple[Diagnostic, ...]:
+    planned = []
+    for e in exports:
+        key = export_key(e, key_prefix)
+        prefix = destination.prefix_of(key)
+        planned.append(
+            PlannedExport(
+                name="/".join(key.path),
+                output=destination.settings.output(e),
+                capabilities=destination.capabilities,
+                uri=destination.uri(prefix) or prefix.root,
+                max_retries=retry_policy.max_retries if retry_policy else 0,
+            )
+        )
+    found = (*diagnose(planned), *_password_in_clear(source, [p.name for p in planned]))
+    reject(found)
+    for finding in found:
+        _LOG.warning("%s", finding)
+    return found
+
+
+def _password_in_clear(source: DatabaseResource, names: Sequence[str]) -> list[Diagnostic]:
+    if isinstance(source.url, dg.EnvVar) or not parse_url(source.url).secrets:
+        return []
+    return [
+        Diagnostic(
+            level=Level.WARNING,
+            rule="password-in-clear",
+            subject=", ".join(names),
+            message="the source's URL is written with its password, which Dagster shows in its UI",
+            remedy='put the URL into an environment variable and give url=dg.EnvVar("ITS_NAME")',
+        )
+    ]
 
 
 def _manifest_checks(

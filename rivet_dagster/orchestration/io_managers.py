@@ -91,8 +91,9 @@ class ExportIOManager(dg.ConfigurableIOManager):
 
     @property
     def settings(self) -> Settings:
-        """What is set here."""
-        return Settings(**{name: getattr(self, name) for name in Settings.model_fields})
+        """What is set here; what comes from the environment is known only in a step, and is left at its default."""
+        said = {name: getattr(self, name) for name in Settings.model_fields}
+        return Settings(**{name: value for name, value in said.items() if not isinstance(value, dg.EnvVar)})
 
     @staticmethod
     def prefix_of(asset_key: dg.AssetKey, partition_key: str | None = None) -> Prefix:

@@ -12,6 +12,9 @@ from rivet_dagster.attempt import Attempt, ExportReceipt, Extraction
 from rivet_dagster.commit import commit_export
 from rivet_dagster.contract import Destination, DestinationCapabilities
 from rivet_dagster.errors import ConfigError, RivetError
+from rivet_dagster.exports.output import OutputSettings
+from rivet_dagster.exports.plan import PlannedExport, diagnose, reject
+from rivet_dagster.exports.spec import Export
 from rivet_dagster.layout import asset_prefix
 from rivet_dagster.manifest import Column, Manifest
 from rivet_dagster.orchestration.announce import announce
@@ -67,6 +70,7 @@ class Outlet:
             keys = len(values)
             destination = self.open_destination()
             uri = destination.uri(asset_prefix(context.asset_key.path, _only(values)).root)
+            self._diagnose(context, name, uri, settings.output(_export_of(value)), facts)
         except RivetError as e:
             failure = partitions_failure({None: e}, of=1, capabilities=self.capabilities, uri=uri)
             raise failure from failure.__cause__
@@ -81,12 +85,20 @@ class Outlet:
             failure = partitions_failure(failed, of=keys, capabilities=self.capabilities, uri=uri)
             raise failure from failure.__cause__
         _describe(context, delivered, facts)
-        if not self.capabilities.commit_protocol.leaves_objects_at_rest:
-            context.log.warning(
-                "export '%s': %s destination keeps nothing at rest; no manifest, marker or cursor was recorded",
-                name,
-                self.kind,
-            )
+
+    def _diagnose(
+        self, context: dg.OutputContext, name: str, uri: str, output: OutputSettings, facts: RunFacts
+    ) -> None:
+        planned = PlannedExport(
+            name=name, output=output, capabilities=self.capabilities, uri=uri, max_retries=facts.max_retries
+        )
+        found = diagnose([planned])
+        reject(found)
+        if facts.attempt == 1:
+            for finding in found:
+                # What `announce` has said in its own words is not said again.
+                if finding.rule != "retries-not-safe":
+                    context.log.warning("%s", finding)
 
 
 def _export_name(context: dg.OutputContext) -> str:
@@ -94,6 +106,10 @@ def _export_name(context: dg.OutputContext) -> str:
         msg = "expected the output of an asset, found one of a plain op; use @asset"
         raise ConfigError(msg)
     return "/".join(context.asset_key.path)
+
+
+def _export_of(value: Any) -> Export | None:
+    return value.export if isinstance(value, ExportHandle) else None
 
 
 def _only(values: Mapping[str | None, Any]) -> str | None:
@@ -137,8 +153,7 @@ def _commit(
     # pyarrow loads only where rows are read or written.
     from rivet_dagster.exports.extraction import plan_export, plan_value  # noqa: PLC0415
 
-    export = value.export if isinstance(value, ExportHandle) else None
-    output = settings.output(export)
+    output = settings.output(_export_of(value))
     columns: tuple[Column, ...] = ()
 
     def plan(head: Manifest | None) -> Extraction:
