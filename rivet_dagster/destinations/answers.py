@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rivet_dagster.errors import DestinationError, IntegrityError, NoAnswer, PreconditionFailed
 
-__all__ = ["BAD_CREDENTIALS", "NOT_SENT", "NO_CONTAINER", "NO_REPLY", "UNREACHABLE", "UNTRUSTED", "Answer", "as_error"]
+__all__ = ["BAD_CREDENTIALS", "NOT_SENT", "NO_REPLY", "UNREACHABLE", "UNTRUSTED", "Answer", "as_error"]
 
 # What there is to say where no answer came, in place of the store's own code.
 NO_REPLY = "gave no whole reply"
@@ -16,8 +16,6 @@ UNREACHABLE = "cannot be reached"
 UNTRUSTED = "shows no certificate that is trusted here"
 BAD_CREDENTIALS = "was not asked, no usable credentials were found"
 NOT_SENT = "was not asked, the request could not be built"
-# Where a store says it in a sentence only.
-NO_CONTAINER = "NoSuchBucket"
 
 _SHOWN = 200
 _QUERY = re.compile(r"\?\S*")
@@ -139,8 +137,8 @@ _TABLE = (
     _Row(codes=(UNTRUSTED,), error=DestinationError, remedy="check the endpoint, and the CA bundle of this machine"),
     _Row(codes=(BAD_CREDENTIALS,), error=DestinationError, remedy=_CREDENTIAL),
     _Row(
+        # Absent objects are no error, and are taken care of before.
         statuses=(404,),
-        codes=(NO_CONTAINER, "ContainerNotFound"),
         error=DestinationError,
         remedy="create the bucket or container, or correct its name",
     ),

@@ -88,6 +88,7 @@ class ObjectStoreDestination(ObjectDestination):
         self._part_bytes = part_bytes
         self._page_size = page_size
         self._spool_directory = spool_directory
+        self._container_seen = False
 
     def uri(self, key: str = "") -> str:
         """`<scheme>://<bucket or container>/<prefix><key>`."""
@@ -242,6 +243,12 @@ class ObjectStoreDestination(ObjectDestination):
                 if found.key and not found.key.endswith("/"):
                     yield found
 
+    def _require_container(self) -> None:
+        """Tell a missing container from a missing object where the same answer means both; asked once."""
+        if not self._container_seen:
+            next(self._page_through(self._prefix), None)
+            self._container_seen = True
+
     def _unclear(self, name: str, found: str) -> NoAnswer:
         """For a reply that came and does not say what it must."""
         return NoAnswer(
@@ -252,9 +259,6 @@ class ObjectStoreDestination(ObjectDestination):
     def _damaged(self, name: str, found: str) -> IntegrityError:
         """For a store that says it received something else, before anything was published."""
         return IntegrityError(f"{self.uri(self._key(name))}: {found}; nothing was published, write again")
-
-    def _failure(self, answer: Answer, doing: str, key: str) -> DestinationError:
-        return as_error(answer, doing=doing, uri=self.uri(key), endpoint=self._endpoint)
 
     @contextmanager
     def _asking(self, doing: str, key: str) -> Iterator[None]:
@@ -267,7 +271,7 @@ class ObjectStoreDestination(ObjectDestination):
             answer = self._answer(error)
             if answer is not None:
                 # Not chained: an SDK's own text and traceback may show a signed URL.
-                raise self._failure(answer, doing, key) from None
+                raise as_error(answer, doing=doing, uri=self.uri(key), endpoint=self._endpoint) from None
             if isinstance(error, OSError):
                 raise os_failure(error, doing=f"read what is staged for {key!r}", where=self.uri(key)) from error
             raise

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from rivet_dagster.contract import ABSENT, ANY, Checksum, Expect, ObjectMeta, StoredObject
-from rivet_dagster.destinations.answers import NO_CONTAINER, Answer
+from rivet_dagster.destinations.answers import Answer
 from rivet_dagster.destinations.object_store import MIB, ObjectStoreDestination
 from rivet_dagster.destinations.receipts import Receipt
 from rivet_dagster.destinations.s3_multipart import MultipartUploads
@@ -81,7 +81,6 @@ class S3Destination(ObjectStoreDestination):
             spool_directory=spool_directory,
         )
         self._client = client
-        self._bucket_seen = False
         self._uploads = MultipartUploads(
             client=client, bucket=bucket, page_size=page_size, unclear=self._unclear, damaged=self._damaged
         )
@@ -137,20 +136,9 @@ class S3Destination(ObjectStoreDestination):
         except self._client.exceptions.ClientError as e:
             if status_of(e) != _NOT_FOUND:
                 raise
-            self._require_bucket()
+            self._require_container()
             return None
         return self._meta(name, reply, size_bytes=reply["ContentLength"])
-
-    def _require_bucket(self) -> None:
-        """Tell a missing bucket from a missing object: the answer to HEAD has no body to say it."""
-        if not self._bucket_seen:
-            try:
-                self._client.head_bucket(Bucket=self._container)
-            except self._client.exceptions.ClientError as e:
-                if status_of(e) != _NOT_FOUND:
-                    raise
-                raise self._failure(Answer(status=_NOT_FOUND, code=NO_CONTAINER), "look into", "") from None
-            self._bucket_seen = True
 
     def _get(self, name: str, start: int, length: int | None) -> StoredObject | None:
         if length == 0:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rivet_dagster.contract import Checksum
-from rivet_dagster.destinations import answers
-from rivet_dagster.destinations.answers import Answer
+from rivet_dagster.destinations.answers import BAD_CREDENTIALS, NOT_SENT, Answer
+from rivet_dagster.destinations.network import no_answer
 
 __all__ = [
     "Crc64Nvme",
@@ -87,11 +87,6 @@ def answer_of(error: Exception) -> Answer | None:
     if isinstance(error, sdk.ClientError):
         said = error.response.get("Error", {})
         return Answer(status=status_of(error), code=said.get("Code", ""), text=said.get("Message", ""))
-    failure = type(error).__name__
-    if isinstance(error, sdk.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return Answer(code=answers.UNTRUSTED, failure=failure)
-    if isinstance(error, (sdk.EndpointConnectionError, sdk.ProxyConnectionError)):
-        return Answer(code=answers.UNREACHABLE, failure=failure)
     lost = (
         sdk.ConnectionError,
         sdk.HTTPClientError,
@@ -102,7 +97,7 @@ def answer_of(error: Exception) -> Answer | None:
         TimeoutError,
     )
     if isinstance(error, lost):
-        return Answer(code=answers.NO_REPLY, failure=failure)
+        return no_answer(error)
     credentials = (
         sdk.NoCredentialsError,
         sdk.PartialCredentialsError,
@@ -114,5 +109,5 @@ def answer_of(error: Exception) -> Answer | None:
         sdk.RefreshWithMFAUnsupportedError,
     )
     if isinstance(error, credentials):
-        return Answer(code=answers.BAD_CREDENTIALS, failure=failure)
-    return Answer(code=answers.NOT_SENT, failure=failure) if isinstance(error, sdk.BotoCoreError) else None
+        return Answer(code=BAD_CREDENTIALS, failure=type(error).__name__)
+    return Answer(code=NOT_SENT, failure=type(error).__name__) if isinstance(error, sdk.BotoCoreError) else None
