@@ -13,6 +13,7 @@ import pyarrow.types as pt
 
 from rivet_dagster.exports.formats import Csv
 from rivet_dagster.exports.sink import Sink
+from rivet_dagster.exports.timestamps import iso_text
 
 __all__ = ["CsvEncoding", "CsvPart", "writable_as_text"]
 
@@ -166,13 +167,6 @@ def _float_text(array: pa.Array) -> pa.Array:
     return pc.replace_substring(text, "nan", "NaN")
 
 
-def _timestamp_text(array: pa.Array) -> pa.Array:
-    kind = array.type
-    if kind.tz is not None:
-        array = array.cast(pa.timestamp(kind.unit, "UTC"))
-    return pc.replace_substring(_plain(array), " ", "T", max_replacements=1)
-
-
 def _hex(array: pa.Array) -> pa.Array:
     # A copy whose values lie one after the other, and nothing else.
     empty = pa.scalar(b"", pa.large_binary())
@@ -195,6 +189,6 @@ _TEXTS: Sequence[tuple[Sequence[Callable[[pa.DataType], bool]], Callable[[Any], 
     ((pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary), lambda array: _quote(_hex(array))),
     ((pt.is_decimal,), _decimal_text),
     ((pt.is_floating,), _float_text),
-    ((pt.is_timestamp,), _timestamp_text),
+    ((pt.is_timestamp,), iso_text),
     ((pt.is_boolean, pt.is_integer, pt.is_date, pt.is_time, pt.is_null), _plain),
 )
