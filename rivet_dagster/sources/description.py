@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,12 +14,15 @@ from rivet_dagster.rows import Query, ResultColumn
 from rivet_dagster.sources.url import DatabaseUrl
 
 __all__ = [
+    "casts_of",
     "check_columns",
     "decimal_type",
     "existing_file",
+    "positions",
     "query_text",
     "quoted",
     "schema_of",
+    "selected",
     "split_name",
     "what_is_read",
 ]
@@ -91,6 +94,25 @@ def query_text(query: Query, *, most: int, fold: bool) -> str:
     if not text:
         raise ConfigError("the query is empty: one select statement was expected")
     return text
+
+
+def positions(width: int) -> list[str]:
+    """How `selected` names the columns of its query: by position, so that no name can be misread."""
+    return [f"c{position}" for position in range(1, width + 1)]
+
+
+def selected(expressions: Iterable[str], text: str, width: int) -> str:
+    """SQL for expressions over the `positions` of a query that has `width` columns; its order of rows stays."""
+    # On lines of its own, so that a comment at the end of the query does not swallow the parenthesis.
+    return f"SELECT {', '.join(expressions)} FROM (\n{text}\n) AS q({', '.join(positions(width))})"
+
+
+def casts_of(names: Sequence[str], casts: Mapping[str, str]) -> list[str]:
+    """Expressions for `selected`: every column under its own name, cast where `casts` says so."""
+    return [
+        f"CAST({column} AS {casts[name]}) AS {quoted(name)}" if name in casts else f"{column} AS {quoted(name)}"
+        for name, column in zip(names, positions(len(names)), strict=True)
+    ]
 
 
 def check_columns(names: Sequence[str], query: Query) -> None:

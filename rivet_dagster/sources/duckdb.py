@@ -8,23 +8,24 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from rivet_dagster.errors import SourceError
+from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.rows import Query, ResultColumn
 from rivet_dagster.sources.description import (
+    casts_of,
     check_columns,
     existing_file,
     query_text,
-    quoted,
+    schema_of,
+    selected,
     what_is_read,
 )
-from rivet_dagster.sources.duckdb_types import exported_as
+from rivet_dagster.sources.duckdb_types import exported_as, plain
 from rivet_dagster.sources.guards import check_temporal, holds_temporal
 from rivet_dagster.sources.stream import BatchStream
 from rivet_dagster.sources.url import DatabaseUrl
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
-    from duckdb.sqltypes import DuckDBPyType
 
 __all__ = ["DuckDBSource"]
 
@@ -75,14 +76,16 @@ class DuckDBSource:
             raise
         return BatchStream(
             columns,
-            self._batches(connection, sql, query),
+            self._batches(connection, sql, schema_of(columns), query),
             cancel=connection.interrupt,
             release=connection.close,
             batch_rows=self._batch_rows,
             batch_bytes=self._batch_bytes,
         )
 
-    def _batches(self, connection: DuckDBPyConnection, sql: str, query: Query) -> Iterator[pa.RecordBatch]:
+    def _batches(
+        self, connection: DuckDBPyConnection, sql: str, schema: pa.Schema, query: Query
+    ) -> Iterator[pa.RecordBatch]:
         with self._translated(query):
             reader = connection.sql(sql).to_arrow_reader(min(self._batch_rows, _FETCH_ROWS))
         while True:
@@ -91,10 +94,7 @@ class DuckDBSource:
                     batch = reader.read_next_batch()
                 except StopIteration:
                     return
-            for field, values in zip(batch.schema, batch.columns, strict=True):
-                if holds_temporal(field.type):
-                    check_temporal(field.name, values)
-            yield batch
+            yield _arrived(batch, schema)
 
     @contextlib.contextmanager
     def _translated(self, query: Query) -> Iterator[None]:
@@ -113,32 +113,31 @@ class DuckDBSource:
 
 
 def _described(connection: DuckDBPyConnection, text: str, query: Query) -> tuple[tuple[ResultColumn, ...], str]:
-    names, kinds = _columns(connection, text)
+    statements = connection.extract_statements(text)
+    if [statement.type.name for statement in statements] != ["SELECT"]:
+        raise ConfigError(f"{what_is_read(query)}: one select statement was expected")
+    relation = connection.sql(text)
+    names = relation.columns
     check_columns(names, query)
     if query.casts:
-        chosen = [
-            f"CAST({quoted(name)} AS {query.casts[name]}) AS {quoted(name)}" if name in query.casts else quoted(name)
-            for name in names
-        ]
-        text = _selected(chosen, text, names)
-        _, kinds = _columns(connection, text)
-    expressions = []
-    for name, kind in zip(names, kinds, strict=True):
-        cast = exported_as(kind)
-        expressions.append(f"CAST({quoted(name)} AS {cast}) AS {quoted(name)}" if cast else quoted(name))
-    sql = _selected(expressions, text, names)
-    arrow = connection.sql(f"{sql} LIMIT 0").to_arrow_table().schema
+        text = selected(casts_of(names, query.casts), text, len(names))
+        relation = connection.sql(text)
+    kinds = relation.types
+    sent = {name: kind for name, kind in zip(names, map(exported_as, kinds), strict=True) if kind}
+    sql = selected(casts_of(names, sent), text, len(names)) if sent else text
+    arrow = connection.sql(sql).limit(0).to_arrow_table().schema
     columns = tuple(
-        ResultColumn(name=name, source_type=str(kind), nullable=True, arrow_type=field.type)
+        ResultColumn(name=name, source_type=str(kind), nullable=True, arrow_type=plain(field.type))
         for name, kind, field in zip(names, kinds, arrow, strict=True)
     )
     return columns, sql
 
 
-def _columns(connection: DuckDBPyConnection, text: str) -> tuple[list[str], list[DuckDBPyType]]:
-    relation = connection.sql(text)
-    return relation.columns, relation.types
-
-
-def _selected(expressions: list[str], text: str, names: list[str]) -> str:
-    return f"SELECT {', '.join(expressions)} FROM (\n{text}\n) AS q({', '.join(map(quoted, names))})"
+def _arrived(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    arrays = []
+    for field, values in zip(schema, batch.columns, strict=True):
+        array = values.cast(field.type) if pa.types.is_nested(field.type) else values
+        if holds_temporal(field.type):
+            check_temporal(field.name, array)
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import pyarrow as pa
+
 from rivet_dagster.sources.description import quoted
 
 if TYPE_CHECKING:
     from duckdb.sqltypes import DuckDBPyType
 
-__all__ = ["exported_as"]
+__all__ = ["exported_as", "plain"]
 
 _AS_THEY_ARE = frozenset(
     {
@@ -47,6 +49,19 @@ _AS_THEY_ARE = frozenset(
 )
 _NESTED = frozenset({"list", "array", "struct", "map"})
 _CAST = {"hugeint": "DECIMAL(38,0)", "uhugeint": "DECIMAL(38,0)", "timestamp_s": "TIMESTAMP"}
+
+
+def plain(arrow: pa.DataType) -> pa.DataType:
+    """The type with Arrow's usual names for the elements of lists, which change from one DuckDB to the next."""
+    if pa.types.is_map(arrow):
+        return pa.map_(plain(arrow.key_type), plain(arrow.item_type))
+    if pa.types.is_fixed_size_list(arrow):
+        return pa.list_(plain(arrow.value_type), arrow.list_size)
+    if pa.types.is_list(arrow):
+        return pa.list_(plain(arrow.value_type))
+    if pa.types.is_struct(arrow):
+        return pa.struct([(field.name, plain(field.type)) for field in arrow])
+    return arrow
 
 
 def exported_as(kind: DuckDBPyType) -> str | None:

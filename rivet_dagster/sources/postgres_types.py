@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from rivet_dagster.sources.description import decimal_type, quoted
+from rivet_dagster.sources.description import decimal_type
 
 __all__ = ["ColumnPlan", "numeric_limits", "plan_column", "type_name", "unnamed_oid"]
 
@@ -72,15 +72,14 @@ class ColumnPlan:
     refuse_if: str | None = None
 
 
-def plan_column(reference: str, field: pa.Field) -> ColumnPlan:
+def plan_column(column: str, field: pa.Field) -> ColumnPlan:
     """Decide for one column, from the driver's description of it.
 
     Args:
-        reference: SQL that names the column.
+        column: SQL that names it.
         field: as the driver describes it.
     """
     name = _metadata(field, "type")
-    column = quoted(reference)
     # A type of the same name in another schema is not the built-in one; the Arrow type tells them apart.
     if _NATIVE.get(name) == field.type:
         return ColumnPlan(expression=column, travels_as=field.type, arrives_as=field.type)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rivet_dagster.errors import SourceError
 from rivet_dagster.rows import Query, ResultColumn
-from rivet_dagster.sources.description import check_columns, query_text, quoted, schema_of, what_is_read
+from rivet_dagster.sources.description import (
+    casts_of,
+    check_columns,
+    positions,
+    query_text,
+    schema_of,
+    selected,
+    what_is_read,
+)
 from rivet_dagster.sources.guards import check_temporal, holds_temporal, refused
 from rivet_dagster.sources.postgres_session import PostgresSession, database_name
 from rivet_dagster.sources.postgres_types import ColumnPlan, plan_column, type_name, unnamed_oid
@@ -60,11 +66,13 @@ class PostgresSource:
         try:
             fields = session.describe(text)
             check_columns(fields.names, query)
+            width = len(fields)
             if query.casts:
-                text = _selected([_cast(name, query.casts) for name in fields.names], text, fields.names)
+                text = selected(casts_of(fields.names, query.casts), text, width)
                 fields = session.describe(text)
-            columns, plans = _planned(session, query, text, fields)
-            sql = _selected([*(p.expression for p in plans), *_guard(plans)], text, fields.names)
+            plans = tuple(map(plan_column, positions(width), fields))
+            columns = _columns(session, query, fields, plans)
+            sql = selected([*(plan.expression for plan in plans), *_guard(plans)], text, width)
         except BaseException:
             session.close()
             raise
@@ -80,21 +88,12 @@ class PostgresSource:
         )
 
 
-def _cast(name: str, casts: Mapping[str, str]) -> str:
-    return f"CAST({quoted(name)} AS {casts[name]})" if name in casts else quoted(name)
-
-
-def _selected(expressions: list[str], text: str, names: list[str]) -> str:
-    # Columns are named by position, and a comment at the end of the query must not swallow the parenthesis.
-    return f"SELECT {', '.join(expressions)} FROM (\n{text}\n) AS q({', '.join(map(quoted, names))})"
-
-
-def _planned(
-    session: PostgresSession, query: Query, text: str, fields: pa.Schema
-) -> tuple[tuple[ResultColumn, ...], tuple[ColumnPlan, ...]]:
+def _columns(
+    session: PostgresSession, query: Query, fields: pa.Schema, plans: tuple[ColumnPlan, ...]
+) -> tuple[ResultColumn, ...]:
     declared = {}
     if query.table is not None:
-        relation = text.removeprefix("SELECT * FROM ").replace("'", "''")
+        relation = query_text(query, most=2, fold=True).removeprefix("SELECT * FROM ").replace("'", "''")
         declared = {row["name"]: row for row in session.rows(_CATALOG.format(relation=f"'{relation}'"))}
     unnamed = sorted({oid for field in fields if (oid := unnamed_oid(field)) is not None})
     names = {}
@@ -102,7 +101,6 @@ def _planned(
         listed = ", ".join(f"{oid}::oid" for oid in unnamed)
         found = session.rows(f"SELECT t::int8 AS oid, format_type(t, -1) AS name FROM unnest(ARRAY[{listed}]) AS t")
         names = {row["oid"]: row["name"] for row in found}
-    plans = tuple(plan_column(field.name, field) for field in fields)
     columns = []
     for field, plan in zip(fields, plans, strict=True):
         in_table = declared.get(field.name) if field.name not in query.casts else None
@@ -114,7 +112,7 @@ def _planned(
                 arrow_type=plan.arrives_as,
             )
         )
-    return tuple(columns), plans
+    return tuple(columns)
 
 
 def _guard(plans: tuple[ColumnPlan, ...]) -> list[str]:

@@ -11,7 +11,14 @@ import pyarrow as pa
 
 from rivet_dagster.errors import SourceError
 from rivet_dagster.rows import Query, ResultColumn
-from rivet_dagster.sources.description import check_columns, existing_file, query_text, schema_of, what_is_read
+from rivet_dagster.sources.description import (
+    check_columns,
+    existing_file,
+    positions,
+    query_text,
+    schema_of,
+    what_is_read,
+)
 from rivet_dagster.sources.guards import check_temporal, holds_temporal
 from rivet_dagster.sources.sqlite_types import arrow_type_of, column_array, type_of_values
 from rivet_dagster.sources.stream import BatchStream
@@ -20,7 +27,6 @@ from rivet_dagster.sources.url import DatabaseUrl
 __all__ = ["SqliteSource"]
 
 _FETCH_ROWS = 1024
-_VIEW = "temp.rivet_described"
 # What SQLite itself calls expressions in a view; a declared BLOB is no surer sign of what the values are.
 _SAYS_NOTHING = frozenset({"", "ANY", "NUM", "BLOB"})
 
@@ -46,7 +52,7 @@ class SqliteSource:
     def open(self, query: Query) -> BatchStream:
         """Describe the result, then be ready to stream it.
 
-        Columns that only their values can describe cost one more run of the query, here.
+        SQLite computes the first row here; columns that only their values can describe cost one more run of the query.
 
         Raises:
             ConfigError: the query's names, casts or result columns cannot be.
@@ -61,13 +67,13 @@ class SqliteSource:
         try:
             with self._translated(query):
                 connection.execute("BEGIN")
-                columns = _described(connection, text, query)
+                columns, cursor = _described(connection, text, query)
         except BaseException:
             connection.close()
             raise
         return BatchStream(
             columns,
-            self._batches(connection, text, columns, query),
+            self._batches(cursor, columns, query),
             cancel=connection.interrupt,
             release=connection.close,
             batch_rows=self._batch_rows,
@@ -75,15 +81,13 @@ class SqliteSource:
         )
 
     def _batches(
-        self, connection: sqlite3.Connection, text: str, columns: tuple[ResultColumn, ...], query: Query
+        self, cursor: sqlite3.Cursor, columns: tuple[ResultColumn, ...], query: Query
     ) -> Iterator[pa.RecordBatch]:
         schema = schema_of(columns)
         as_text = [column.name in query.casts and column.arrow_type == pa.string() for column in columns]
         row = 1
         step = min(_FETCH_ROWS, self._batch_rows)
         pending: list[pa.RecordBatch] = []
-        with self._translated(query):
-            cursor = connection.execute(text)
         while True:
             with self._translated(query):
                 rows = cursor.fetchmany(step)
@@ -120,12 +124,16 @@ class SqliteSource:
             ) from error
 
 
-def _described(connection: sqlite3.Connection, text: str, query: Query) -> tuple[ResultColumn, ...]:
-    # A view takes a select statement alone, and its columns carry the declared types of what they come from.
+def _described(
+    connection: sqlite3.Connection, text: str, query: Query
+) -> tuple[tuple[ResultColumn, ...], sqlite3.Cursor]:
+    # A view takes a select statement alone, and its columns carry the declared types of what they come from. Its names
+    # are no use: SQLite renames twins there.
     connection.execute(f"CREATE TEMP VIEW rivet_described AS {text}")
-    names = [described[0] for described in connection.execute(f"SELECT * FROM ({text}\n) LIMIT 0").description]
     declared = [row[2] for row in connection.execute("PRAGMA temp.table_xinfo(rivet_described)")]
     connection.execute("DROP VIEW temp.rivet_described")
+    cursor = connection.execute(text)
+    names = [described[0] for described in cursor.description]
     check_columns(names, query)
     declared = [query.casts.get(name, kind) for name, kind in zip(names, declared, strict=True)]
     arrows = [None if kind.upper() in _SAYS_NOTHING else arrow_type_of(kind) for kind in declared]
@@ -134,19 +142,20 @@ def _described(connection: sqlite3.Connection, text: str, query: Query) -> tuple
         classes = _classes(connection, text, len(names), unknown)
         for position in unknown:
             arrows[position] = type_of_values(names[position], classes[position], declared[position])
-    return tuple(
+    columns = tuple(
         ResultColumn(name=name, source_type=kind or str(arrow), nullable=True, arrow_type=arrow)
         for name, kind, arrow in zip(names, declared, arrows, strict=True)
     )
+    return columns, cursor
 
 
 def _classes(connection: sqlite3.Connection, text: str, width: int, wanted: list[int]) -> dict[int, set[str]]:
     """The storage classes of all values of the wanted columns, in one run of the query."""
     kinds = ("integer", "real", "text", "blob")
-    seen = [f"max(typeof(c{position}) = '{kind}')" for position in wanted for kind in kinds]
-    names = ", ".join(f"c{position}" for position in range(width))
-    found = connection.execute(f"WITH q({names}) AS ({text}\n) SELECT {', '.join(seen)} FROM q").fetchone()
+    names = positions(width)
+    seen = [f"max(typeof({names[position]}) = '{kind}')" for position in wanted for kind in kinds]
+    found = connection.execute(f"WITH q({', '.join(names)}) AS (\n{text}\n) SELECT {', '.join(seen)} FROM q").fetchone()
     return {
-        position: {kind for offset, kind in enumerate(kinds) if found[4 * place + offset]}
+        position: {kind for offset, kind in enumerate(kinds) if found[len(kinds) * place + offset]}
         for place, position in enumerate(wanted)
     }
