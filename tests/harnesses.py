@@ -1,0 +1,293 @@
+"""The five destinations as the contract suite sees them: each with a way to look and to act behind its back."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rivet_dagster.contract import Destination
+from rivet_dagster.destinations.local import LocalDestination
+from rivet_dagster.destinations.stdout import StdoutDestination
+from tests.servers import azurite, localstack, moto, require
+from tests.servers.generations import gcs
+
+MIB = 1 << 20
+
+
+class Servers:
+    """The servers that were asked for so far; each is started once and ends with the session."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._running: dict[Callable[[], Any], Any] = {}
+
+    def __call__(self, starter: Callable[[], Any]) -> Any:
+        """Give a running server, or skip (fail, where services are required)."""
+        if starter not in self._running:
+            self._running[starter] = self._stack.enter_context(require(starter))
+        return self._running[starter]
+
+
+class Harness:
+    """`rivet_dagster.testing.Harness`, and what our own tests do behind a destination's back besides looking.
+
+    Attributes:
+        borders: sizes at which the destination changes how it sends a body.
+    """
+
+    borders: tuple[int, ...] = (0, 1, MIB - 1, MIB, MIB + 1)
+
+    def fresh(self) -> Destination:
+        """Give a new destination on an empty namespace."""
+        raise NotImplementedError
+
+    def again(self) -> Destination:
+        """Give another destination on the namespace of the last `fresh`, as another process would have."""
+        raise NotImplementedError
+
+    def raw(self) -> Mapping[str, bytes]:
+        """All that is in the namespace of the last `fresh`; what was put outside of it has a name with `../`."""
+        raise NotImplementedError
+
+    def raw_name(self, key: str) -> str:
+        """Give the name under which `raw` shows a key."""
+        return key
+
+    def shown(self, key: str) -> bytes | None:
+        """What a reader of the store sees at a key; `None` for nothing."""
+        return self.raw().get(self.raw_name(key))
+
+    def put(self, name: str, body: bytes) -> None:
+        """Put an object there as another program would."""
+        raise NotImplementedError
+
+    def open_uploads(self) -> list[str]:
+        """Name uploads that were begun and neither finished nor aborted, where the store can tell."""
+        return []
+
+    def close(self) -> None:
+        """Free what the store holds for this harness."""
+
+
+class LocalHarness(Harness):
+    """Directories below a temporary one, looked at with pathlib."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._numbers = itertools.count()
+
+    @property
+    def root(self) -> Path:
+        """The base directory of the last `fresh`."""
+        return self._namespace / "lake"
+
+    def fresh(self) -> LocalDestination:
+        self._namespace = self._directory / str(next(self._numbers))
+        self._namespace.mkdir()
+        return self.again()
+
+    def again(self) -> LocalDestination:
+        return LocalDestination(self.root)
+
+    def raw(self) -> dict[str, bytes]:
+        found = {p: p.read_bytes() for p in self._namespace.rglob("*") if p.is_file() and p.name != ".rivet.lock"}
+        inside = {p: p.is_relative_to(self.root) for p in found}
+        return {
+            p.relative_to(self.root).as_posix() if inside[p] else f"../{p.relative_to(self._namespace)}": body
+            for p, body in found.items()
+        }
+
+    def put(self, name: str, body: bytes) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+
+
+class StdoutHarness(Harness):
+    """A stream in memory; what came out of it is one entry."""
+
+    def fresh(self) -> StdoutDestination:
+        self._stream = io.BytesIO()
+        return self.again()
+
+    def again(self) -> StdoutDestination:
+        return StdoutDestination(self._stream)
+
+    def raw(self) -> dict[str, bytes]:
+        return {"stdout": self._stream.getvalue()}
+
+    def raw_name(self, key: str) -> str:
+        return "stdout"
+
+    def shown(self, key: str) -> bytes | None:
+        return self._stream.getvalue() or None
+
+
+class _StoreHarness(Harness):
+    """A bucket of its own for each namespace, and a prefix in it."""
+
+    borders = (0, 1, MIB - 1, MIB, MIB + 1, 5 * MIB - 1, 5 * MIB, 5 * MIB + 1, 10 * MIB, 10 * MIB + 1)
+    directory = "lake/exports/"
+    _names = itertools.count()
+
+    def __init__(self, server: Any, *, slash: bool) -> None:
+        self._server = server
+        self._client = server.client()
+        self._prefix = self.directory if slash else self.directory.rstrip("/")
+        self._buckets: list[str] = []
+
+    @property
+    def bucket(self) -> str:
+        """That of the last `fresh`."""
+        return self._buckets[-1]
+
+    def fresh(self) -> Destination:
+        self._buckets.append(f"rivet-{next(self._names)}")
+        self._create()
+        return self.again()
+
+    def raw(self) -> dict[str, bytes]:
+        start = len(self.directory)
+        return {
+            name[start:] if name.startswith(self.directory) else f"../{name}": body
+            for name, body in self._objects().items()
+        }
+
+    def put(self, name: str, body: bytes) -> None:
+        self._put(f"{self.directory}{name}", body)
+
+    def close(self) -> None:
+        for bucket in self._buckets:
+            self._drop(bucket)
+        self._buckets.clear()
+
+    def _create(self) -> None:
+        raise NotImplementedError
+
+    def _objects(self) -> dict[str, bytes]:
+        raise NotImplementedError
+
+    def _put(self, name: str, body: bytes) -> None:
+        raise NotImplementedError
+
+    def _drop(self, bucket: str) -> None:
+        raise NotImplementedError
+
+
+class S3Harness(_StoreHarness):
+    """Looked at with boto3."""
+
+    def again(self) -> Destination:
+        from rivet_dagster.destinations.s3 import S3Destination
+
+        sizes = {"single_put_bytes": MIB, "part_bytes": 5 * MIB, "page_size": 3}
+        return S3Destination(self._server.client(), bucket=self.bucket, prefix=self._prefix, **sizes)
+
+    def open_uploads(self) -> list[str]:
+        found = self._client.list_multipart_uploads(Bucket=self.bucket)
+        return [upload["Key"] for upload in found.get("Uploads", ())]
+
+    def _create(self) -> None:
+        self._client.create_bucket(Bucket=self.bucket)
+
+    def _objects(self) -> dict[str, bytes]:
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
+        names = [found["Key"] for page in pages for found in page.get("Contents", ())]
+        return {n: self._client.get_object(Bucket=self.bucket, Key=n)["Body"].read() for n in names}
+
+    def _put(self, name: str, body: bytes) -> None:
+        self._client.put_object(Bucket=self.bucket, Key=name, Body=body)
+
+    def _drop(self, bucket: str) -> None:
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
+        for name in [found["Key"] for page in pages for found in page.get("Contents", ())]:
+            self._client.delete_object(Bucket=bucket, Key=name)
+        self._client.delete_bucket(Bucket=bucket)
+
+
+class GCSHarness(_StoreHarness):
+    """Looked at with google-cloud-storage."""
+
+    borders = (0, 1, MIB, 8 * MIB - 1, 8 * MIB, 8 * MIB + 1, 9 * MIB, 9 * MIB + 1)
+
+    def again(self) -> Destination:
+        from rivet_dagster.destinations.gcs import GCSDestination
+
+        sizes = {"part_bytes": MIB, "page_size": 3, "retries": False}
+        return GCSDestination(self._server.client(), bucket=self.bucket, prefix=self._prefix, **sizes)
+
+    def _create(self) -> None:
+        self._client.create_bucket(self.bucket)
+
+    def _objects(self) -> dict[str, bytes]:
+        blobs = self._client.bucket(self.bucket).list_blobs()
+        return {blob.name: blob.download_as_bytes(retry=None) for blob in blobs}
+
+    def _put(self, name: str, body: bytes) -> None:
+        self._client.bucket(self.bucket).blob(name).upload_from_string(body, retry=None)
+
+    def _drop(self, bucket: str) -> None:
+        # The emulator refuses to delete a bucket that has been used.
+        for blob in self._client.bucket(bucket).list_blobs():
+            blob.delete()
+
+
+class AzureHarness(_StoreHarness):
+    """Looked at with azure-storage-blob."""
+
+    def again(self) -> Destination:
+        from rivet_dagster.destinations.azure import AzureDestination
+
+        sizes = {"single_put_bytes": MIB, "part_bytes": MIB, "page_size": 3}
+        return AzureDestination(self._server.client(), container=self.bucket, prefix=self._prefix, **sizes)
+
+    def _create(self) -> None:
+        self._client.create_container(self.bucket)
+
+    def _objects(self) -> dict[str, bytes]:
+        container = self._client.get_container_client(self.bucket)
+        return {name: container.download_blob(name).readall() for name in container.list_blob_names()}
+
+    def _put(self, name: str, body: bytes) -> None:
+        self._client.get_blob_client(self.bucket, name).upload_blob(body, overwrite=True)
+
+    def _drop(self, bucket: str) -> None:
+        self._client.delete_container(bucket)
+
+    def close(self) -> None:
+        super().close()
+        self._client.close()
+
+
+Build = Callable[[Servers, Path], Harness]
+
+HARNESSES: dict[str, tuple[Build, ...]] = {
+    "local": (lambda _servers, directory: LocalHarness(directory),),
+    "s3": (
+        lambda servers, _: S3Harness(servers(moto), slash=False),
+        lambda servers, _: S3Harness(servers(moto), slash=True),
+        lambda servers, _: S3Harness(servers(localstack), slash=True),
+    ),
+    "gcs": (
+        lambda servers, _: GCSHarness(servers(gcs), slash=False),
+        lambda servers, _: GCSHarness(servers(gcs), slash=True),
+    ),
+    "azure": (
+        lambda servers, _: AzureHarness(servers(azurite), slash=False),
+        lambda servers, _: AzureHarness(servers(azurite), slash=True),
+    ),
+    "stdout": (lambda _servers, _directory: StdoutHarness(),),
+}
+"""Every destination, each in the ways in which it is tried: object stores with and without a slash after the prefix."""
+
+HARNESS_PARAMS = [
+    pytest.param(build, id=kind if len(builds) == 1 else f"{kind}-{number}")
+    for kind, builds in HARNESSES.items()
+    for number, build in enumerate(builds, 1)
+]
