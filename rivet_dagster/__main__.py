@@ -80,9 +80,9 @@ def _aligned(lines: Sequence[Sequence[str]], *, numbers: range = range(0)) -> st
 
 def _why(event: dg.DagsterEvent) -> str:
     error = event.step_failure_data.error
-    while error is not None and error.cause is not None:
-        error = error.cause
-    return error.message.strip() if error is not None else str(event.message)
+    # Dagster wraps what a step raised; below that are causes for those who debug it.
+    shown = error.cause if error is not None and error.cause is not None else error
+    return shown.message.strip() if shown is not None else str(event.message)
 
 
 if __name__ == "__main__":

@@ -27,25 +27,10 @@ class ShopDatabase(rd.DatabaseResource):
         return super().source()
 
 
-shop = ShopDatabase(url=f"sqlite:///{DATA_DIR / 'shop.db'}")
-
-exports = rd.build_export_definitions(
-    [
-        rd.Export(name="customers", table="customers"),
-        rd.Export(name="orders", table="orders"),
-        rd.Export(name="order_items", table="order_items", max_file_size="64KB"),
-    ],
-    source=shop,
-    destination=rd.LocalIOManager(path=str(DATA_DIR / "exports")),
-    name="shop",
-    group_name="shop",
-)
-
-preview = rd.build_export_definitions(
-    [rd.Export(name="latest_orders", query="select id, total, placed_at from orders order by id desc limit 5")],
-    source=shop,
-    destination=rd.StdoutIOManager(),
-    name="preview",
+latest_orders = rd.build_export_asset(
+    rd.Export(name="latest_orders", query="select id, total, placed_at from orders order by id desc limit 5"),
+    source="shop_source",
+    io_manager_key="stdout",
     group_name="preview",
 )
 
@@ -63,14 +48,29 @@ daily = dg.define_asset_job(
     selection=dg.AssetSelection.groups("shop"),
     description="Exports the shop's tables, adds up the revenue, and checks every delivery.",
 )
+preview = dg.define_asset_job(
+    "preview",
+    selection=dg.AssetSelection.groups("preview"),
+    description="Prints the latest orders as CSV to the step's standard output, which Dagster captures.",
+)
 
 defs = dg.Definitions.merge(
-    exports,
-    preview,
+    rd.build_export_definitions(
+        [
+            rd.Export(name="customers", table="customers"),
+            rd.Export(name="orders", table="orders"),
+            rd.Export(name="order_items", table="order_items", max_file_size="64KB"),
+        ],
+        source=ShopDatabase(url=f"sqlite:///{DATA_DIR / 'shop.db'}"),
+        destination=rd.LocalIOManager(path=str(DATA_DIR / "exports")),
+        name="shop",
+        group_name="shop",
+    ),
     dg.Definitions(
-        assets=[revenue_per_day],
+        assets=[revenue_per_day, latest_orders],
         asset_checks=rd.build_manifest_checks(revenue_per_day),
-        jobs=[daily],
+        jobs=[daily, preview],
         schedules=[dg.ScheduleDefinition(job=daily, cron_schedule="0 6 * * *")],
+        resources={"stdout": rd.StdoutIOManager()},
     ),
 )

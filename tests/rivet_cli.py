@@ -14,6 +14,8 @@ from typing import Any
 
 __all__ = ["Opinion", "local", "s3", "validate"]
 
+_UNTRACKED = "RIVET_VERIFY_UNTRACKED_OBJECT"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opinion:
@@ -25,6 +27,7 @@ class Opinion:
         parts: how many parts it verified.
         marker: whether `_SUCCESS` is the fingerprint of the manifest.
         codes: of the failures, e.g. "RIVET_VERIFY_PART_SIZE_MISMATCH".
+        untracked: objects that the manifest does not name, which fail nothing.
         exit_code: 0 passed or nothing there, 3 wrong, 1 could not look.
     """
 
@@ -33,6 +36,7 @@ class Opinion:
     parts: int
     marker: bool
     codes: tuple[str, ...]
+    untracked: tuple[str, ...]
     exit_code: int
 
 
@@ -94,6 +98,7 @@ def validate(
         found=said["manifest_found"],
         parts=said["parts_verified"],
         marker=said["success_marker_consistent"],
-        codes=tuple(f["code"] for f in said["failures"]),
+        codes=tuple(f["code"] for f in said["failures"] if f["code"] != _UNTRACKED),
+        untracked=tuple(f["key"] for f in said["failures"] if f["code"] == _UNTRACKED),
         exit_code=done.returncode,
     )
