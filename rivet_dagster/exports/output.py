@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
+from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.formats import Csv, Format, Parquet, as_format
 from rivet_dagster.exports.sizes import parse_size
 from rivet_dagster.exports.spec import Export
@@ -12,6 +13,7 @@ from rivet_dagster.exports.spec import Export
 __all__ = ["OutputSettings", "resolve_output"]
 
 Verify = Literal["store", "readback"]
+_SETTINGS = ("format", "max_file_size", "retain", "verify", "symlink_manifest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,21 +55,32 @@ def resolve_output(
     """Decide what counts: what `export` sets wins over the other arguments, which are the IO manager's.
 
     Raises:
-        ConfigError: a size or format that is none; names the field.
+        ConfigError: a setting that cannot be; names the field.
     """
-    if export is not None:
-        format = export.format if export.format is not None else format  # noqa: A001
-        max_file_size = export.max_file_size if export.max_file_size is not None else max_file_size
-        retain = export.retain if export.retain is not None else retain
-        verify = export.verify if export.verify is not None else verify
-        if export.symlink_manifest is not None:
-            symlink_manifest = export.symlink_manifest
-        skip_empty = skip_empty or export.skip_empty
-    return OutputSettings(
-        format=as_format(format),
-        max_file_size=None if max_file_size is None else parse_size(max_file_size, field="max_file_size"),
-        skip_empty=skip_empty,
-        retain=retain,
-        verify=verify,
-        symlink_manifest=symlink_manifest,
+    said = {} if export is None else {f: v for f in _SETTINGS if (v := getattr(export, f)) is not None}
+    wanted: Any = {
+        "format": format,
+        "max_file_size": max_file_size,
+        "retain": retain,
+        "verify": verify,
+        "symlink_manifest": symlink_manifest,
+        **said,
+    }
+    size = wanted["max_file_size"]
+    settings = OutputSettings(
+        **{
+            **wanted,
+            "format": as_format(wanted["format"]),
+            "max_file_size": None if size is None else parse_size(size, field="max_file_size"),
+            "skip_empty": skip_empty or (export is not None and export.skip_empty),
+        }
     )
+    for field, is_fine, expected in (
+        ("format", isinstance(settings.format, Parquet | Csv), '"parquet", "csv", Parquet(…) or Csv(…)'),
+        ("retain", settings.retain >= 0, "a number of deliveries, 0 or more"),
+        ("verify", settings.verify in get_args(Verify), '"store" or "readback"'),
+    ):
+        if not is_fine:
+            msg = f"{field}: expected {expected}; found {getattr(settings, field)!r}"
+            raise ConfigError(msg)
+    return settings

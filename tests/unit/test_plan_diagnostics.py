@@ -1,0 +1,147 @@
+"""Every finding at once, judged by capabilities."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from rivet_dagster.contract import DestinationCapabilities, WriteCommitProtocol
+from rivet_dagster.errors import PlanRejected
+from rivet_dagster.exports import plan
+from rivet_dagster.exports.formats import Csv, Parquet
+from rivet_dagster.exports.output import resolve_output
+from rivet_dagster.exports.plan import Diagnostic, Level, PlannedExport, diagnose, reject
+
+STREAM = DestinationCapabilities(
+    commit_protocol=WriteCommitProtocol.STREAMING, idempotent_overwrite=False, retry_safe=False, partial_write_risk=True
+)
+AT_REST = DestinationCapabilities(
+    commit_protocol=WriteCommitProtocol.ATOMIC, idempotent_overwrite=True, retry_safe=True, partial_write_risk=False
+)
+
+
+def planned(name: str = "orders", *, at: DestinationCapabilities = AT_REST, **settings: Any) -> PlannedExport:
+    uri, max_retries = settings.pop("uri", f"file:///lake/{name}"), settings.pop("max_retries", 0)
+    return PlannedExport(
+        name=name, output=resolve_output(**settings), capabilities=at, uri=uri, max_retries=max_retries
+    )
+
+
+def found(*exports: PlannedExport) -> dict[str, Level]:
+    return {d.rule: d.level for d in diagnose(exports)}
+
+
+def test_a_plain_export_to_a_destination_at_rest_has_no_finding() -> None:
+    assert diagnose([planned(max_file_size="1MB", verify="readback", max_retries=3)]) == ()
+
+
+def test_a_stream_says_that_it_keeps_nothing() -> None:
+    assert found(planned(at=STREAM, format="csv")) == {"stdout-no-receipt": Level.DEGRADED}
+
+
+def test_a_stream_cannot_be_divided() -> None:
+    assert found(planned(at=STREAM, max_file_size="1MB"))["stdout-no-split"] is Level.REJECTED
+
+
+def test_a_stream_cannot_be_read_back() -> None:
+    assert found(planned(at=STREAM, verify="readback"))["verify-unattainable"] is Level.REJECTED
+
+
+@pytest.mark.parametrize("codec", ["gzip", "zstd"])
+def test_csv_on_a_stream_is_plain_text(codec: Any) -> None:
+    assert found(planned(at=STREAM, format=Csv(compression=codec)))["csv-no-codec-on-stdout"] is Level.REJECTED
+    assert found(planned(format=Csv(compression=codec))) == {}
+
+
+def test_parquet_may_be_compressed_on_a_stream() -> None:
+    assert found(planned(at=STREAM, format=Parquet(compression="zstd"))) == {"stdout-no-receipt": Level.DEGRADED}
+
+
+@pytest.mark.parametrize(
+    ("fmt", "fine"),
+    [
+        (Parquet(level=1), True),
+        (Parquet(level=22), True),
+        (Parquet(level=0), False),
+        (Parquet(level=23), False),
+        (Parquet(compression="gzip", level=9), True),
+        (Parquet(compression="gzip", level=10), False),
+        (Parquet(compression="snappy", level=1), False),
+        (Parquet(compression="lz4", level=1), False),
+        (Parquet(compression="none", level=1), False),
+        (Csv(compression="gzip", level=9), True),
+        (Csv(compression="gzip", level=0), False),
+        (Csv(compression="zstd", level=1), True),
+        (Csv(compression="zstd", level=3), False),
+        (Csv(level=1), False),
+    ],
+)
+def test_a_level_belongs_to_its_codec(fmt: Parquet | Csv, fine: bool) -> None:
+    assert found(planned(format=fmt)) == ({} if fine else {"codec-level": Level.REJECTED})
+
+
+def test_two_exports_cannot_share_a_prefix() -> None:
+    findings = diagnose(
+        [planned("a", uri="s3://lake/x/"), planned("b", uri="s3://lake/x"), planned("c", uri="s3://lake/x/y")]
+    )
+    assert [(d.rule, d.level, d.subject) for d in findings] == [("shared-prefix", Level.REJECTED, "a, b")]
+    assert "s3://lake/x" in findings[0].message
+
+
+def test_two_exports_on_one_stream_share_no_prefix_but_run_together() -> None:
+    findings = diagnose([planned(n, at=STREAM, uri="stdout") for n in ("a", "b")])
+    assert [d.rule for d in findings] == ["stdout-no-receipt", "stdout-no-receipt", "stdout-single-export"]
+    assert (findings[-1].level, findings[-1].subject) == (Level.WARNING, "a, b")
+
+
+def test_retries_are_judged_by_the_promise_alone() -> None:
+    assert found(planned(at=STREAM, max_retries=2))["retries-not-safe"] is Level.WARNING
+    assert "retries-not-safe" not in found(planned(at=STREAM))
+    unsafe = DestinationCapabilities(
+        commit_protocol=WriteCommitProtocol.FINALIZE_ON_CLOSE,
+        idempotent_overwrite=True,
+        retry_safe=False,
+        partial_write_risk=True,
+    )
+    assert found(planned(at=unsafe, max_retries=1)) == {"retries-not-safe": Level.WARNING}
+
+
+def test_all_findings_are_reported_at_once() -> None:
+    findings = diagnose(
+        [
+            planned(
+                "a",
+                at=STREAM,
+                max_file_size="1MB",
+                verify="readback",
+                format=Csv(compression="gzip", level=12),
+                max_retries=1,
+            ),
+            planned("b", format=Parquet(level=99)),
+        ]
+    )
+    with pytest.raises(PlanRejected) as e:
+        reject(findings)
+    assert e.value.diagnostics == findings
+    rejected = {d.rule for d in findings if d.level is Level.REJECTED}
+    assert rejected == {"stdout-no-split", "verify-unattainable", "csv-no-codec-on-stdout", "codec-level"}
+    assert len(str(e.value).splitlines()) == 5  # codec-level for both
+    for d in findings:
+        assert (str(d) in str(e.value)) == (d.level is Level.REJECTED)
+        assert d.remedy in str(d)
+        assert d.subject in str(d)
+
+
+def test_warnings_alone_do_not_reject() -> None:
+    reject(diagnose([planned("a", at=STREAM, max_retries=1), planned("b", at=STREAM)]))
+    reject([Diagnostic(level=Level.DEGRADED, rule="r", subject="s", message="m", remedy="x")])
+
+
+def test_no_rule_knows_a_destination_by_its_name() -> None:
+    code = inspect.getsource(plan)
+    for rule in ("stdout-no-split", "stdout-single-export", "stdout-no-receipt", "csv-no-codec-on-stdout"):
+        code = code.replace(rule, "")
+    for name in ("stdout", "local", "s3", "gcs", "azure", ".kind =="):
+        assert name not in code
