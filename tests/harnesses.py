@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import io
 import itertools
+import multiprocessing
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +25,26 @@ MIB = 1 << 20
 
 
 class Servers:
-    """The servers that were asked for so far; each is started once and ends with the session."""
+    """The servers that were asked for so far, and a client of each; they end with the session."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
         self._running: dict[Callable[[], Any], Any] = {}
+        self._clients: dict[Callable[[], Any], Any] = {}
 
     def __call__(self, starter: Callable[[], Any]) -> Any:
         """Give a running server, or skip (fail, where services are required)."""
         if starter not in self._running:
             self._running[starter] = self._stack.enter_context(require(starter))
         return self._running[starter]
+
+    def client(self, starter: Callable[[], Any]) -> Any:
+        """Give an SDK client that is made once: loading its model takes longer than most tests."""
+        if starter not in self._clients:
+            client = self(starter).client()
+            self._stack.callback(client.close)
+            self._clients[starter] = client
+        return self._clients[starter]
 
 
 class Harness:
@@ -47,9 +60,13 @@ class Harness:
         """Give a new destination on an empty namespace."""
         raise NotImplementedError
 
-    def again(self) -> Destination:
-        """Give another destination on the namespace of the last `fresh`, as another process would have."""
+    def recipe(self) -> Callable[[], Destination]:
+        """Give a function, good for another process, that makes a destination on the namespace of the last `fresh`."""
         raise NotImplementedError
+
+    def again(self) -> Destination:
+        """Give another destination on the namespace of the last `fresh`."""
+        return self.recipe()()
 
     def raw(self) -> Mapping[str, bytes]:
         """All that is in the namespace of the last `fresh`; what was put outside of it has a name with `../`."""
@@ -87,13 +104,13 @@ class LocalHarness(Harness):
         """The base directory of the last `fresh`."""
         return self._namespace / "lake"
 
-    def fresh(self) -> LocalDestination:
+    def fresh(self) -> Destination:
         self._namespace = self._directory / str(next(self._numbers))
         self._namespace.mkdir()
         return self.again()
 
-    def again(self) -> LocalDestination:
-        return LocalDestination(self.root)
+    def recipe(self) -> Callable[[], Destination]:
+        return partial(LocalDestination, self.root)
 
     def raw(self) -> dict[str, bytes]:
         found = {p: p.read_bytes() for p in self._namespace.rglob("*") if p.is_file() and p.name != ".rivet.lock"}
@@ -110,23 +127,39 @@ class LocalHarness(Harness):
 
 
 class StdoutHarness(Harness):
-    """A stream in memory; what came out of it is one entry."""
+    """A stream in memory, or a pipe from another process; what came out of it is one entry."""
 
-    def fresh(self) -> StdoutDestination:
+    def fresh(self) -> Destination:
         self._stream = io.BytesIO()
         return self.again()
 
-    def again(self) -> StdoutDestination:
+    def again(self) -> Destination:
         return StdoutDestination(self._stream)
 
+    def recipe(self) -> Callable[[], Destination]:
+        self._pipe = multiprocessing.Pipe(duplex=False)
+        return partial(_stdout_at, self._pipe[1])
+
     def raw(self) -> dict[str, bytes]:
+        if self._pipe is not None:
+            reader, writer = self._pipe
+            writer.close()
+            with reader, open(reader.fileno(), "rb", closefd=False) as end:
+                self._stream.write(end.read())
+            self._pipe = None
         return {"stdout": self._stream.getvalue()}
 
     def raw_name(self, key: str) -> str:
         return "stdout"
 
     def shown(self, key: str) -> bytes | None:
-        return self._stream.getvalue() or None
+        return self.raw()["stdout"] or None
+
+    _pipe: tuple[Connection, Connection] | None = None
+
+
+def _stdout_at(writer: Connection) -> Destination:
+    return StdoutDestination(io.FileIO(os.dup(writer.fileno()), "wb"))
 
 
 class _StoreHarness(Harness):
@@ -136,9 +169,9 @@ class _StoreHarness(Harness):
     directory = "lake/exports/"
     _names = itertools.count()
 
-    def __init__(self, server: Any, *, slash: bool) -> None:
-        self._server = server
-        self._client = server.client()
+    def __init__(self, servers: Servers, starter: Callable[[], Any], *, slash: bool) -> None:
+        self.server = servers(starter)
+        self._client = servers.client(starter)
         self._prefix = self.directory if slash else self.directory.rstrip("/")
         self._buckets: list[str] = []
 
@@ -180,14 +213,18 @@ class _StoreHarness(Harness):
         raise NotImplementedError
 
 
+def _elsewhere(at: Callable[..., Destination], server: Any, *place: str) -> Destination:
+    return at(server.client(), *place)
+
+
 class S3Harness(_StoreHarness):
     """Looked at with boto3."""
 
     def again(self) -> Destination:
-        from rivet_dagster.destinations.s3 import S3Destination
+        return _s3_at(self._client, self.bucket, self._prefix)
 
-        sizes = {"single_put_bytes": MIB, "part_bytes": 5 * MIB, "page_size": 3}
-        return S3Destination(self._server.client(), bucket=self.bucket, prefix=self._prefix, **sizes)
+    def recipe(self) -> Callable[[], Destination]:
+        return partial(_elsewhere, _s3_at, self.server, self.bucket, self._prefix)
 
     def open_uploads(self) -> list[str]:
         found = self._client.list_multipart_uploads(Bucket=self.bucket)
@@ -211,16 +248,23 @@ class S3Harness(_StoreHarness):
         self._client.delete_bucket(Bucket=bucket)
 
 
+def _s3_at(client: Any, bucket: str, prefix: str) -> Destination:
+    from rivet_dagster.destinations.s3 import S3Destination
+
+    sizes = {"single_put_bytes": MIB, "part_bytes": 5 * MIB, "page_size": 3}
+    return S3Destination(client, bucket=bucket, prefix=prefix, **sizes)
+
+
 class GCSHarness(_StoreHarness):
     """Looked at with google-cloud-storage."""
 
     borders = (0, 1, MIB, 8 * MIB - 1, 8 * MIB, 8 * MIB + 1, 9 * MIB, 9 * MIB + 1)
 
     def again(self) -> Destination:
-        from rivet_dagster.destinations.gcs import GCSDestination
+        return _gcs_at(self._client, self.bucket, self._prefix)
 
-        sizes = {"part_bytes": MIB, "page_size": 3, "retries": False}
-        return GCSDestination(self._server.client(), bucket=self.bucket, prefix=self._prefix, **sizes)
+    def recipe(self) -> Callable[[], Destination]:
+        return partial(_elsewhere, _gcs_at, self.server, self.bucket, self._prefix)
 
     def _create(self) -> None:
         self._client.create_bucket(self.bucket)
@@ -238,14 +282,20 @@ class GCSHarness(_StoreHarness):
             blob.delete()
 
 
+def _gcs_at(client: Any, bucket: str, prefix: str) -> Destination:
+    from rivet_dagster.destinations.gcs import GCSDestination
+
+    return GCSDestination(client, bucket=bucket, prefix=prefix, part_bytes=MIB, page_size=3, retries=False)
+
+
 class AzureHarness(_StoreHarness):
     """Looked at with azure-storage-blob."""
 
     def again(self) -> Destination:
-        from rivet_dagster.destinations.azure import AzureDestination
+        return _azure_at(self._client, self.bucket, self._prefix)
 
-        sizes = {"single_put_bytes": MIB, "part_bytes": MIB, "page_size": 3}
-        return AzureDestination(self._server.client(), container=self.bucket, prefix=self._prefix, **sizes)
+    def recipe(self) -> Callable[[], Destination]:
+        return partial(_elsewhere, _azure_at, self.server, self.bucket, self._prefix)
 
     def _create(self) -> None:
         self._client.create_container(self.bucket)
@@ -260,9 +310,12 @@ class AzureHarness(_StoreHarness):
     def _drop(self, bucket: str) -> None:
         self._client.delete_container(bucket)
 
-    def close(self) -> None:
-        super().close()
-        self._client.close()
+
+def _azure_at(client: Any, container: str, prefix: str) -> Destination:
+    from rivet_dagster.destinations.azure import AzureDestination
+
+    sizes = {"single_put_bytes": MIB, "part_bytes": MIB, "page_size": 3}
+    return AzureDestination(client, container=container, prefix=prefix, **sizes)
 
 
 Build = Callable[[Servers, Path], Harness]
@@ -270,17 +323,17 @@ Build = Callable[[Servers, Path], Harness]
 HARNESSES: dict[str, tuple[Build, ...]] = {
     "local": (lambda _servers, directory: LocalHarness(directory),),
     "s3": (
-        lambda servers, _: S3Harness(servers(moto), slash=False),
-        lambda servers, _: S3Harness(servers(moto), slash=True),
-        lambda servers, _: S3Harness(servers(localstack), slash=True),
+        lambda servers, _: S3Harness(servers, moto, slash=False),
+        lambda servers, _: S3Harness(servers, moto, slash=True),
+        lambda servers, _: S3Harness(servers, localstack, slash=True),
     ),
     "gcs": (
-        lambda servers, _: GCSHarness(servers(gcs), slash=False),
-        lambda servers, _: GCSHarness(servers(gcs), slash=True),
+        lambda servers, _: GCSHarness(servers, gcs, slash=False),
+        lambda servers, _: GCSHarness(servers, gcs, slash=True),
     ),
     "azure": (
-        lambda servers, _: AzureHarness(servers(azurite), slash=False),
-        lambda servers, _: AzureHarness(servers(azurite), slash=True),
+        lambda servers, _: AzureHarness(servers, azurite, slash=False),
+        lambda servers, _: AzureHarness(servers, azurite, slash=True),
     ),
     "stdout": (lambda _servers, _directory: StdoutHarness(),),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 
@@ -139,8 +140,8 @@ def test_a_leaky_destination_is_unmasked(tmp_path, leaky, observed):
     """It declares what it inherits; the experiments say what is true, and nothing else."""
 
     class Harness(LocalHarness):
-        def again(self):
-            return leaky(self.root)
+        def recipe(self):
+            return partial(leaky, self.root)
 
     assert observe_capabilities(Harness(tmp_path)) == dataclasses.replace(leaky.capabilities, **observed)
 
@@ -161,8 +162,8 @@ def test_a_write_that_never_reads_its_body_is_an_error_of_the_experiment(tmp_pat
             return None
 
     class Harness(LocalHarness):
-        def again(self):
-            return Ignores(self.root)
+        def recipe(self):
+            return partial(Ignores, self.root)
 
     with pytest.raises(AssertionError, match="without reading its body"):
         observe_capabilities(Harness(tmp_path))
