@@ -125,7 +125,7 @@ def _by_partition(context: dg.OutputContext, value: Any, name: str) -> dict[str 
         raise ConfigError(msg)
     if not context.has_asset_partitions:
         return {None: value}
-    keys = [str(k) for k in context.asset_partition_keys]
+    keys = sorted(str(k) for k in context.asset_partition_keys)
     if isinstance(value, Mapping):
         if set(value) != set(keys):
             msg = f"{name}: expected a mapping with one value per partition of this run ({keys}), found {sorted(value)}"
