@@ -25,17 +25,21 @@ def main() -> int:
     """
     print(f"Exporting the demo shop, {DATA_DIR / 'shop.db'}, to {DATA_DIR / 'exports'}\n", flush=True)
     started = time.monotonic()
-    # Warnings and errors only: what went well is in the table.
-    quiet = {"loggers": {"console": {"config": {"log_level": "WARNING"}}}}
+    # Whatever the log would say is printed below, once and without its stack traces.
+    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
     with dg.DagsterInstance.ephemeral() as instance:
         job = defs.resolve_job_def(MAIN_JOB)
         result = job.execute_in_process(instance=instance, raise_on_error=False, run_config=quiet)
-    landed = {_name(m): m.metadata for m in (e.materialization for e in result.get_asset_materialization_events())}
+    stored = [event.materialization for event in result.get_asset_materialization_events()]
+    landed: dict[str, Mapping[str, Any]] = {_name(m): m.metadata for m in stored}
     checks = {_name(c): c for c in result.get_asset_check_evaluations()}
     if landed:
         lines = [_line(name, said, checks.get(name)) for name, said in landed.items()]
         print(_aligned([_HEADINGS, *lines], numbers=_NUMBERS), end="\n\n")
         print(_aligned([(name, str(said["rivet/manifest"].value)) for name, said in landed.items()]), end="\n\n")
+    for name, said in landed.items():
+        for note in said["rivet/notes"].value if "rivet/notes" in said else ():
+            print(f"{name}: {note}")
     problems = [
         *(f"{e.step_key} failed: {_why(e)}" for e in result.all_events if e.is_step_failure),
         *(f"{n}: the check `{c.check_name}` failed: {c.description}" for n, c in checks.items() if not c.passed),
@@ -43,8 +47,8 @@ def main() -> int:
     for problem in problems:
         print(problem, file=sys.stderr)
     whole = result.success and not problems and checks.keys() == landed.keys()
-    said = "All there and checked" if whole else "NOT complete"
-    print(f"{said}, after {time.monotonic() - started:.1f} s. Run it again and it replaces what is there.")
+    verdict = "All there and checked; a second run replaces it" if whole else "NOT complete; once mended, run it again"
+    print(f"{verdict} ({time.monotonic() - started:.1f} s).", flush=True)
     return 0 if whole else 1
 
 

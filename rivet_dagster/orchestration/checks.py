@@ -1,12 +1,13 @@
 """Asset checks that look at what a materialization claims: marker, manifest and every part it lists."""
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 
-from rivet_dagster.contract import DestinationCapabilities, ObjectDestination
+from rivet_dagster.contract import ObjectDestination, WriteCommitProtocol
 from rivet_dagster.errors import ConfigError, RivetError
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.layout import MANIFEST
@@ -43,7 +44,8 @@ def build_manifest_checks(
     It judges the delivery of the latest materialization by what that recorded, not whatever the head is now: one
     that a later run replaced meanwhile passes, with a warning that names its successor. Without any materialization
     of ours, the manifest found at the prefix is judged (it may be Rivet's own); where there is none either, the check
-    fails. A store that cannot be asked fails the step and gives no verdict.
+    fails. A store that cannot be asked fails the step and gives no verdict. The check of a partitioned
+    asset judges one partition, that of its run.
 
     Args:
         asset: what `build_export_asset` or `@dg.asset` made, or an export whose asset lives elsewhere.
@@ -92,20 +94,24 @@ def _manifest_check(
     blocking: bool,
     pool: str | None,
 ) -> dg.AssetChecksDefinition:
-    @dg.asset_check(
-        asset=key,
-        name=_NAME,
-        description=_DESCRIPTION,
-        blocking=blocking,
-        required_resource_keys={io_manager_key},
-        resource_defs=resource_defs,
-        partitions_def=partitions_def,
-        pool=pool,
-    )
-    def manifest(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        io_manager = getattr(context.resources, io_manager_key)
-        partition = context.partition_key if context.has_partition_key else None
-        return _check(context, key, io_manager, partition)
+    # Dagster warns of each experimental argument; nobody who builds a check could do anything about it.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+
+        @dg.asset_check(
+            asset=key,
+            name=_NAME,
+            description=_DESCRIPTION,
+            blocking=blocking,
+            required_resource_keys={io_manager_key},
+            resource_defs=resource_defs,
+            partitions_def=partitions_def,
+            pool=pool,
+        )
+        def manifest(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+            io_manager = getattr(context.resources, io_manager_key)
+            partition = context.partition_key if context.has_partition_key else None
+            return _check(context, key, io_manager, partition)
 
     return manifest
 
@@ -120,8 +126,8 @@ def _check(
             f"{type(io_manager).__name__}; name the right io_manager_key"
         )
         raise dg.Failure(description=msg, allow_retries=False)
-    prefix = io_manager.prefix_of(key, partition)
     recorded = _recorded(context.instance, key, partition)
+    prefix = io_manager.prefix_of(key, partition)
     uri = key.to_user_string()
     try:
         destination = _object_destination(key, io_manager)
@@ -151,13 +157,8 @@ def _recorded(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | N
     wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition] if partition is not None else None)
     for record in instance.fetch_materializations(wanted, limit=_LOOKED_BACK).records:
         found = record.asset_materialization
-        said = {
-            name: str(found.metadata[name].value)
-            for name in ("rivet/run_id", "rivet/checksum")
-            if found is not None and name in found.metadata
-        }
-        if len(said) == 2:  # noqa: PLR2004 - both, or it is not ours
-            return said
+        if found is not None and {"rivet/run_id", "rivet/checksum"} <= found.metadata.keys():
+            return {name: str(found.metadata[name].value) for name in ("rivet/run_id", "rivet/checksum")}
     return {}
 
 
@@ -221,14 +222,15 @@ def _table(faults: Sequence[Fault]) -> dg.TableMetadataValue:
 
 
 def _refuse_stream(key: dg.AssetKey, io_manager: Any, definition_metadata: Mapping[str, Any]) -> None:
-    promised = getattr(io_manager, "capabilities", None)
-    if isinstance(promised, DestinationCapabilities):
-        streams = not promised.commit_protocol.leaves_objects_at_rest
+    # Given to `@asset(io_manager_def=…)`, an IO manager is wrapped in a definition that knows its class.
+    kind = getattr(io_manager, "configurable_resource_cls", type(io_manager))
+    if issubclass(kind, ExportIOManager):
+        protocol, named = kind.capabilities.commit_protocol.value, kind.kind
     else:
         said = definition_metadata.get("rivet/commit_protocol")
-        streams = getattr(said, "value", said) == "Streaming"
-    if streams:
-        raise ConfigError(_nothing_at_rest(key, getattr(io_manager, "kind", "this")))
+        protocol, named = getattr(said, "value", said), "this"
+    if protocol == WriteCommitProtocol.STREAMING.value:
+        raise ConfigError(_nothing_at_rest(key, named))
 
 
 def _nothing_at_rest(key: dg.AssetKey, kind: str) -> str:

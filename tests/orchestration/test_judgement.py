@@ -8,10 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import tenacity
 
 from rivet_dagster.contract import StoredObject
 from rivet_dagster.destinations.local import LocalDestination
@@ -107,9 +105,7 @@ class Shelf:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
-    # Damage does not heal while a reader waits for a commit in flight.
-    monkeypatch.setattr(tenacity.nap, "time", SimpleNamespace(sleep=lambda _seconds: None))
+def shelf(tmp_path: Path) -> Shelf:
     return Shelf(tmp_path)
 
 
