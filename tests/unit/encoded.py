@@ -1,49 +1,79 @@
-"""Encoding in tests: real staged parts that remember what became of them, and readers that are not ours."""
+"""Encoding in tests: staged parts that remember what became of them, and readers that are not ours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import io
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rivet_dagster.contract import EncodedPart
-from rivet_dagster.destinations.staging import StagedFile
 from rivet_dagster.exports.encode import encode
 from rivet_dagster.exports.output import resolve_output
 
 
 class Shelf:
-    """Stages parts one after the other."""
+    """Stages parts one after the other.
 
-    def __init__(self) -> None:
+    Attributes:
+        staged: all of them.
+        fail_write: called before each write with the part and the bytes; may raise.
+    """
+
+    def __init__(self, fail_write: Callable[[RecordingPart, bytes], None] = lambda _part, _data: None) -> None:
         self.staged: list[RecordingPart] = []
+        self.fail_write = fail_write
 
     def stage(self) -> RecordingPart:
-        self.staged.append(RecordingPart(f"part-{len(self.staged) + 1}"))
+        self.staged.append(RecordingPart(f"part-{len(self.staged) + 1}", self.fail_write))
         return self.staged[-1]
 
 
 class RecordingPart:
-    """A staged part in a real spool, whose bytes can still be seen after it was discarded."""
+    """A staged part in memory, whose bytes can still be seen after it was discarded."""
 
-    def __init__(self, key: str) -> None:
-        self._file = StagedFile.spool(key)
+    def __init__(self, key: str, fail_write: Callable[[RecordingPart, bytes], None]) -> None:
         self.key = key
-        self.written = bytearray()
+        self.written = b""
+        self.writes = 0
+        self.closed = False
         self.discarded = False
+        self._fail_write = fail_write
 
     def write(self, data: Any, /) -> int:
-        self.written += bytes(memoryview(data))
-        return self._file.write(data)
+        assert not self.closed, "written to after its end"
+        assert not self.discarded, "written to after it was discarded"
+        self._fail_write(self, bytes(data))
+        self.written += bytes(data)
+        self.writes += 1
+        return memoryview(data).nbytes
+
+    def tell(self) -> int:
+        return len(self.written)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
 
     def discard(self) -> None:
         self.discarded = True
-        self._file.discard()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
+    @property
+    def size_bytes(self) -> int:
+        return len(self.written)
+
+    @property
+    def digests(self) -> dict[str, bytes]:
+        return {}
+
+    def open(self) -> BinaryIO:
+        assert self.closed
+        assert not self.discarded
+        return io.BytesIO(self.written)
 
 
 def encoded(
