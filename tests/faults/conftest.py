@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import count
 from types import SimpleNamespace
 
 import pytest
+
+from rivet_dagster.contract import ObjectDestination
+from tests.harnesses import HARNESS_PARAMS
 
 
 @pytest.fixture(autouse=True)
@@ -14,35 +16,22 @@ def _no_waiting(monkeypatch):
     monkeypatch.setattr("tenacity.nap.time", SimpleNamespace(sleep=lambda _seconds: None))
 
 
-@pytest.fixture
-def fresh_store(tmp_path):
-    """A function that gives a new, empty destination and a look behind its back."""
-    from rivet_dagster.destinations.local import LocalDestination
-
-    numbers = count()
-
-    def fresh():
-        root = tmp_path / f"lake-{next(numbers)}"
-
-        def look():
-            files = (p for p in root.rglob("*") if p.is_file())
-            return {p.relative_to(root).as_posix(): p.read_bytes() for p in files}
-
-        return LocalDestination(root), look
-
-    return fresh
+@pytest.fixture(params=[p for p in HARNESS_PARAMS if p.id in ("local", "s3-1", "s3-3", "gcs-1", "azure-1")])
+def place(request, servers, tmp_path):
+    """A harness of each destination that leaves objects at rest; of S3, moto and LocalStack."""
+    found = request.param(servers, tmp_path)
+    assert isinstance(found.fresh(), ObjectDestination)
+    yield found
+    found.close()
 
 
 @pytest.fixture
-def _place(fresh_store):
-    return fresh_store()
+def store(place):
+    """A new, empty destination."""
+    return place.fresh()
 
 
 @pytest.fixture
-def store(_place):
-    return _place[0]
-
-
-@pytest.fixture
-def raw(_place):
-    return _place[1]
+def raw(store, place):
+    """A look behind its back."""
+    return place.raw

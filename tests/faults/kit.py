@@ -123,9 +123,12 @@ class Trouble:
     key: Callable[[str], bool] = lambda _key: True
     error: type[BaseException] = NoAnswer
     times: int = 1
+    changes_only: bool = False
     seen: int = 0
 
     def strikes(self, operation: str, key: str) -> bool:
+        if self.changes_only and operation not in ("write", "remove", "discard"):
+            return False
         if self.operation not in (None, operation) or not self.key(key):
             return False
         self.seen += 1

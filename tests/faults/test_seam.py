@@ -234,7 +234,7 @@ def test_a_live_run_is_not_taken_over(store, raw):
 
 @pytest.mark.parametrize(
     ("over", "takeover_after"),
-    [(["run-1"], timedelta(hours=1)), ([], timedelta(0))],
+    [(["run-1"], timedelta(hours=1)), ([], timedelta(seconds=-1))],
     ids=["run is over", "no heartbeat"],
 )
 def test_a_taken_over_run_can_neither_commit_nor_delete(store, raw, over, takeover_after):
@@ -326,7 +326,7 @@ def test_an_unmarked_head_that_is_not_whole_waits_for_a_reason(store, raw):
 def test_an_unmarked_head_that_is_not_whole_is_rejected_with_a_reason(store, raw, reason):
     _head_with_a_missing_part(store, raw)
     over = ["run-1"] if reason == "run is over" else []
-    settings = CommitSettings(takeover_after=timedelta(0) if reason == "no heartbeat" else timedelta(hours=1))
+    settings = CommitSettings(takeover_after=timedelta(seconds=-1) if reason == "no heartbeat" else timedelta(hours=1))
     receipt = export(store, Rows([b"third"]), run_id="run-2", over=over, settings=settings)
     assert manifest_of(receipt).ancestors[0].dagster_run_id == "run-0", "it continues from the marker's manifest"
     assert manifest_of(receipt).sequence == 2
