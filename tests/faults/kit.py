@@ -168,9 +168,10 @@ class FaultyStore(ObjectDestination):
             if trouble.when == "late" and operation == "write":
                 self.delayed.append(act)
             raise trouble.error(f"{operation} {key}: made to fail {trouble.when}")
-        done = act()
-        self.after(operation, key)
-        return done
+        try:
+            return act()
+        finally:
+            self.after(operation, key)
 
     def release(self) -> list[str]:
         """Let the delayed writes reach the store, in order; those whose precondition no longer holds do nothing."""
