@@ -1,0 +1,356 @@
+"""What the README says is true: its commands, tables, snippets, queries and names are held against the code."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import logging
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from decimal import Decimal
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import duckdb
+import pytest
+
+import rivet_dagster as rd
+from rivet_dagster import errors
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+IO_MANAGERS = (rd.LocalIOManager, rd.S3IOManager, rd.GCSIOManager, rd.AzureIOManager, rd.StdoutIOManager)
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def _section(title: str) -> str:
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", README, re.MULTILINE | re.DOTALL)
+    assert found, title
+    return found[1]
+
+
+def _table(text: str, first: str) -> list[dict[str, str]]:
+    """The rows of the table whose first heading is `first`."""
+    lines = iter(text[text.index(f"| {first} |") :].splitlines())
+    rows = [[c.strip() for c in line.strip("|").split(" | ")] for line in takewhile(lambda x: x.startswith("|"), lines)]
+    headings, _rule, *body = rows
+    return [dict(zip(headings, row, strict=True)) for row in body]
+
+
+def _names(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The demo as the first command runs it: its working directory, and what it printed."""
+    cwd = tmp_path_factory.mktemp("demo")
+    env = {k: v for k, v in os.environ.items() if k not in ("RIVET_DEMO_DIR", "DAGSTER_HOME")}
+    done = subprocess.run(
+        [sys.executable, "-m", "rivet_dagster"],
+        cwd=cwd,
+        env={**env, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
+    )
+    return cwd, done.stdout
+
+
+@pytest.fixture
+def snippet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a Python block as a module of its own, with nothing set in the environment."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("DATABASE_URL", "AZURE_ACCOUNT_URL", "AZURE_STORAGE_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(holding: str) -> dict[str, Any]:
+        (source,) = (b for b in _blocks("python") if holding in b)
+        scope: dict[str, Any] = {"__name__": "snippet"}
+        exec(compile(source, "README.md", "exec"), scope)
+        return scope
+
+    return run
+
+
+def test_the_first_two_commands_set_up_and_run_all() -> None:
+    assert [b.strip() for b in _blocks("bash")][:2] == [
+        "python -m pip install -e '.[ui]' && python -m rivet_dagster",
+        "python -m pip install -e '.[test]' && python -m pytest",
+    ]
+
+
+def test_the_extras_of_the_commands_exist() -> None:
+    said = (ROOT / "pyproject.toml").read_text()
+    for extra in re.findall(r"\.\[(\w+)\]", "".join(_blocks("bash"))):
+        assert re.search(rf"^{extra} = \[", said, re.MULTILINE)
+
+
+def test_the_workspace_is_the_one_that_is_there() -> None:
+    assert _blocks("yaml") == [(ROOT / "workspace.yaml").read_text()]
+
+
+def test_the_sample_is_what_the_demo_prints(demo: tuple[Path, str]) -> None:
+    """But for what differs from run to run: directories, fingerprints, byte counts and seconds."""
+
+    def masked(text: str) -> list[str]:
+        text = re.sub(r"(file://)?/\S+/data", "DATA", text)
+        text = re.sub(r"xxh3:[0-9a-f]{16}", "FINGERPRINT", text)
+        text = re.sub(r"[\d.]+ s\)", "SECONDS)", text)
+        # After the columns of rows and parts comes the one of bytes, which depends on the Parquet library.
+        text = re.sub(r"^(\w+ +[\d,]+ +\d+) +[\d,]+", r"\1 BYTES", text, flags=re.MULTILINE)
+        return [line for line in (re.sub(r" +", " ", x).strip() for x in text.splitlines()) if line]
+
+    (sample,) = (b for b in _blocks("text") if b.startswith("Exporting"))
+    assert masked(sample) == masked(demo[1])
+
+
+def test_the_contract_table_is_what_the_destinations_declare() -> None:
+    said = _table(_section("What a destination promises"), "destination")
+    declared = [
+        {
+            "destination": io.kind,
+            "commit_protocol": io.capabilities.commit_protocol.value,
+            "idempotent_overwrite": str(io.capabilities.idempotent_overwrite).lower(),
+            "retry_safe": str(io.capabilities.retry_safe).lower(),
+            "partial_write_risk": str(io.capabilities.partial_write_risk).lower(),
+        }
+        for io in IO_MANAGERS
+    ]
+    assert said == declared
+
+
+def test_the_example_for_your_own_tables_loads_without_any_client(snippet: Any) -> None:
+    defs = snippet("build_export_definitions")["defs"]
+    dg.Definitions.validate_loadable(defs)
+    job = defs.resolve_job_def("lake")
+    assert {k.to_user_string() for k in job.asset_layer.executable_asset_keys} == {"orders", "open_invoices"}
+    assert {c.name for c in job.asset_layer.asset_graph.asset_check_keys} == {"manifest"}
+    assert {"lake_source", "lake_destination"} <= set(defs.resources)
+    assert [(s.name, s.cron_schedule) for s in defs.schedules] == [("lake_schedule", "0 2 * * *")]
+
+
+def test_the_stores_of_the_example_are_built_without_any_client(snippet: Any) -> None:
+    scope = snippet("AzureIOManager")
+    assert [type(scope[name]) for name in ("local", "gcs", "azure", "stdout")] == [
+        rd.LocalIOManager,
+        rd.GCSIOManager,
+        rd.AzureIOManager,
+        rd.StdoutIOManager,
+    ]
+
+
+def test_the_plain_assets_run_and_are_checked(snippet: Any, tmp_path: Path) -> None:
+    defs = snippet("def prices()")["defs"]
+    result = defs.resolve_implicit_global_asset_job_def().execute_in_process()
+    assert [c.passed for c in result.get_asset_check_evaluations()] == [True, True]
+    exports = tmp_path / "data" / "exports"
+    assert [p.suffix for p in (exports / "prices" / "data").iterdir()] == [".csv"]
+    (part,) = (exports / "dearest" / "data").iterdir()
+    assert duckdb.sql(f"select * from '{part}'").fetchall() == [("Lamp", 59.0)]
+
+
+def _orders(cwd: Path) -> list[tuple[Any, ...]]:
+    """The rows of the source, as a reader of the export should see them."""
+    said = "select id, status, total, gift, note, placed_at, shipped_at from orders order by id"
+    with sqlite3.connect(cwd / "data" / "shop.db") as database:
+        return [
+            (i, s, Decimal(str(t)).quantize(Decimal("0.01")), bool(g), *more)
+            for i, s, t, g, *more in database.execute(said)
+        ]
+
+
+_AS_SOURCE = (
+    "select id, status, total, gift, note, strftime(placed_at, '%Y-%m-%d %H:%M:%S'), "
+    "strftime(shipped_at, '%Y-%m-%d %H:%M:%S') from ({}) order by id"
+)
+
+
+def test_the_duckdb_queries_list_the_parts_and_give_the_rows_of_the_source(
+    demo: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(demo[0])
+    lists, reads = _blocks("sql")
+    manifest = json.loads(Path("data/exports/orders/manifest.json").read_bytes())
+    with duckdb.connect() as connection:
+        found = connection.sql(lists)
+        assert {"part_id", "path", "rows", "size_bytes", "content_md5"} <= set(found.columns)
+        assert found.project("path, rows").fetchall() == [(p["path"], p["rows"]) for p in manifest["parts"]]
+        assert lists.count("\n") == 1
+        setting, select = reads.strip().split(";\n")
+        connection.sql(setting)
+        assert connection.sql(_AS_SOURCE.format(select)).fetchall() == _orders(demo[0])
+
+
+def test_the_python_reader_gives_the_rows_of_the_source_and_checks_the_marker(
+    demo: tuple[Path, str], snippet: Any
+) -> None:
+    (source,) = (b for b in _blocks("python") if "def parts" in b)
+    assert len(source.strip().splitlines()) <= 15
+    parts = snippet("def parts")["parts"]
+    dataset = demo[0] / "data" / "exports" / "orders"
+    listed = [str(p) for p in parts(str(dataset))]
+    with duckdb.connect() as connection:
+        assert connection.sql(_AS_SOURCE.format(f"select * from read_parquet({listed})")).fetchall() == _orders(demo[0])
+    assert sum(1 for _ in parts(str(dataset.parent / "order_items"))) > 1
+    marker = (dataset / "_SUCCESS").read_bytes()
+    try:
+        (dataset / "_SUCCESS").write_bytes(b"xxh3:0000000000000000\n")
+        with pytest.raises(RuntimeError, match="in flight"):
+            parts(str(dataset))
+    finally:
+        (dataset / "_SUCCESS").write_bytes(marker)
+
+
+def test_the_layout_is_what_is_there(demo: tuple[Path, str]) -> None:
+    (said,) = (b for b in _blocks("text") if b.startswith("<prefix>"))
+    dataset = demo[0] / "data" / "exports" / "orders"
+    run_id = json.loads((dataset / "manifest.json").read_bytes())["run_id"]
+    named = {line.split()[0].replace("<run_id>", run_id) for line in said.splitlines()[1:]}
+    there = {p.relative_to(dataset).as_posix() for p in dataset.rglob("*") if p.is_file()}
+    assert there - named == {".rivet.lock"}
+    assert named <= there
+
+
+def test_the_settings_and_their_defaults_are_those_of_the_io_managers() -> None:
+    own = {"path", "s3", "gcs", "blob_storage", "bucket", "container", "prefix"}
+    said = {_names(row["setting"])[0]: _names(row["default"])[0] for row in _table(_section("Settings"), "setting")}
+    for io in IO_MANAGERS:
+        fields = {n: f.default for n, f in io.model_fields.items() if n not in own}
+        assert fields.keys() == said.keys(), io
+        for name, default in fields.items():
+            expected = '"csv"' if (io, name) == (rd.StdoutIOManager, "format") else said[name]
+            assert (json.dumps(default) if isinstance(default, str) else repr(default)) == expected, (io, name)
+    assert '(stdout: `"csv"`)' in README
+
+
+def test_where_an_io_manager_writes_is_what_it_asks_for() -> None:
+    general = {_names(row["setting"])[0] for row in _table(_section("Settings"), "setting")}
+    said = {}
+    for row in _table(_section("Settings"), "IO manager"):
+        (name,) = _names(row["IO manager"])
+        said[name] = [n for n in _names(row["settings"]) if not n.endswith("Resource")]
+    declared = {f"rd.{io.__name__}": [n for n in io.model_fields if n not in general] for io in IO_MANAGERS}
+    assert {k: sorted(v) for k, v in said.items()} == {k: sorted(v) for k, v in declared.items()}
+
+
+def test_the_fields_of_an_export_are_all_named() -> None:
+    (sentence,) = re.findall(r"Of an `rd\.Export`: (.*?)\.\s", README, re.DOTALL)
+    assert set(_names(sentence)) == set(rd.Export.model_fields)
+
+
+def test_every_error_and_what_to_do_is_listed() -> None:
+    said = {n for row in _table(_section("Errors and log lines"), "error") for n in _names(row["error"])}
+    public = {n for n in rd.__all__ if inspect.isclass(c := getattr(rd, n)) and issubclass(c, errors.RivetError)}
+    assert said == public - {"RivetError"}
+
+
+def _run(asset: Any, io_manager: Any, tmp_path: Path) -> tuple[dict[str, Any], list[tuple[int, str]]]:
+    """Export one table; gives the materialization's metadata and what was logged by hand."""
+    database = tmp_path / "shop.db"
+    with sqlite3.connect(database) as connection:
+        connection.execute("create table orders (id integer)")
+        connection.execute("insert into orders values (1)")
+    resources = {"io_manager": io_manager, "source": rd.DatabaseResource(url=f"sqlite:///{database}")}
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = dg.materialize([asset], instance=instance, resources=resources)
+        logged = [(e.level, e.user_message) for e in instance.all_logs(result.run_id) if e.dagster_event is None]
+    (event,) = result.get_asset_materialization_events()
+    return dict(event.materialization.metadata), logged
+
+
+def _said_of_metadata() -> tuple[set[str], set[str]]:
+    text = re.search(r"Every materialization carries.*?^To stdout.*?\n\n", README, re.MULTILINE | re.DOTALL)
+    assert text
+    always, _, stream = text[0].partition("To stdout")
+    return {n for n in _names(always) if "/" in n}, {n for n in _names(stream) if "/" in n}
+
+
+def test_the_metadata_keys_are_those_of_a_materialization(tmp_path: Path) -> None:
+    said, _ = _said_of_metadata()
+    found, _ = _run(
+        rd.build_export_asset(rd.Export(name="orders", table="orders")), rd.LocalIOManager(path=str(tmp_path)), tmp_path
+    )
+    assert found.keys() | {"rivet/notes", "rivet/attempts"} == said
+    assert not {"rivet/notes", "rivet/attempts"} & found.keys()
+
+
+def test_what_a_stream_does_not_record_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said, missing = _said_of_metadata()
+    found, _ = _run(rd.build_export_asset(rd.Export(name="orders", table="orders")), rd.StdoutIOManager(), tmp_path)
+    assert (said - {"rivet/notes", "rivet/attempts"}) - found.keys() == missing
+
+
+def test_the_log_lines_are_the_ones_that_are_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first, second = next(b for b in _blocks("text") if b.startswith("export ")).splitlines()
+    export = rd.Export(name="orders", table="orders")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    _, logged = _run(rd.build_export_asset(export), rd.LocalIOManager(path=str(tmp_path)), tmp_path / "a")
+    assert (logging.INFO, first) in logged
+    retried = rd.build_export_asset(export, retry_policy=dg.RetryPolicy(max_retries=2))
+    _, logged = _run(retried, rd.StdoutIOManager(), tmp_path / "b")
+    assert (logging.WARNING, second) in logged
+
+
+def test_the_levels_of_verification_are_those_of_the_code() -> None:
+    said = {n for row in _table(_section("Verification"), "store") for n in _names(row["recorded as"])}
+    package = ROOT / "rivet_dagster"
+    sources = "".join(p.read_text() for p in [*(package / "destinations").glob("*.py"), package / "parts.py"])
+    in_code = set(re.findall(r'level(?:: str)? ?= ?"([\w-]+)"', sources))
+    assert said == in_code
+
+
+def test_the_kinds_of_fault_are_those_of_the_code() -> None:
+    from rivet_dagster.readback import Fault
+
+    (listed,) = re.findall(r"a table of every fault \((.*?)\)", README, re.DOTALL)
+    assert set(_names(listed)) == set(inspect.get_annotations(Fault, eval_str=True)["kind"].__args__)
+
+
+def test_every_name_of_the_architecture_exists() -> None:
+    rows = _table(_section("Architecture in one page"), "#")
+    assert len(rows) > 10
+    for row in rows:
+        home = ""
+        for name in _names(row["function"]):
+            home = name if name.startswith("rivet_dagster.") else f"{home.rpartition('.')[0]}.{name}"
+            _resolve(home)
+
+
+def _resolve(dotted: str) -> Any:
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[cut:]:
+            found = getattr(found, attribute)
+        return found
+    raise AssertionError(dotted)
+
+
+def test_every_path_and_public_name_in_the_text_exists() -> None:
+    text = _section("Architecture in one page") + _section("Settings") + _section("Verification")
+    for name in set(re.findall(r"`(\w+\.py|\w+/)`", text)):
+        assert list(ROOT.glob(f"rivet_dagster/{name}")) or list(ROOT.glob(f"tests/{name}")), name
+    for name in set(re.findall(r"\brd\.(\w+)", README)):
+        assert name in rd.__all__, name
+
+
+def test_the_layers_are_those_that_are_enforced() -> None:
+    (said,) = (b for b in _blocks("text") if b.startswith("__main__"))
+    config = (ROOT / "pyproject.toml").read_text()
+    (enforced,) = re.findall(r"^layers = \[\n(.*?)^\]", config, re.MULTILINE | re.DOTALL)
+    assert " ".join(said.split()) == " → ".join(re.findall(r'"(.+)"', enforced))
