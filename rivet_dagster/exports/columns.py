@@ -16,6 +16,13 @@ from rivet_dagster.exports.plan import Diagnostic, Level, format_findings, rejec
 
 __all__ = ["conform", "name_check", "plain_schema", "plain_type", "type_check"]
 
+_PLAIN_SCALARS = {
+    pa.string_view(): pa.string(),
+    pa.binary_view(): pa.binary(),
+    pa.date64(): pa.date32(),
+    pa.time32("s"): pa.time32("ms"),
+}
+
 
 def name_check(names: Sequence[str], *, subject: str) -> None:
     """Refuse what would lose columns.
@@ -62,7 +69,10 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type of the same values, stored in the common way: no dictionary, no run lengths, no views."""
+    """The type of the same values as it is written: no dictionary, no run lengths, no views, no type of few readers.
+
+    Whole seconds become milliseconds, because Parquet has none.
+    """
     if pt.is_dictionary(kind) or pt.is_run_end_encoded(kind):
         return plain_type(kind.value_type)
     if pt.is_struct(kind):
@@ -71,8 +81,9 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.map_(plain_type(kind.key_type), kind.item_field.with_type(plain_type(kind.item_type)))
     if pt.is_nested(kind) and hasattr(kind, "value_field"):
         return _plain_list(kind, kind.value_field.with_type(plain_type(kind.value_type)))
-    scalars = ((pt.is_string_view, pa.string()), (pt.is_binary_view, pa.binary()), (pt.is_date64, pa.date32()))
-    return next((plain for matches, plain in scalars if matches(kind)), kind)
+    if pt.is_timestamp(kind) and kind.unit == "s":
+        return pa.timestamp("ms", kind.tz)
+    return _PLAIN_SCALARS.get(kind, kind)
 
 
 def conform(batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, subject: str) -> Iterable[pa.RecordBatch]:
@@ -96,12 +107,20 @@ def _conformed(batch: pa.RecordBatch, schema: pa.Schema, subject: str) -> pa.Rec
             if plain_type(array.type) != field.type:
                 msg = f"{subject}: column {field.name!r}: expected {field.type}, found a batch with {array.type}"
                 raise ContractError(msg)
-            array = array.cast(field.type)  # noqa: PLW2901 (the same values, stored otherwise)
+            array = _same_values(array, field, subject)  # noqa: PLW2901 (the same column)
         if array.null_count and not field.nullable:
             msg = f"{subject}: column {field.name!r}: expected no NULL as described, found {array.null_count}"
             raise ContractError(msg)
         arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _same_values(array: pa.Array, field: pa.Field, subject: str) -> pa.Array:
+    try:
+        return array.cast(field.type)
+    except pa.ArrowInvalid as e:
+        msg = f"{subject}: column {field.name!r}: a value of {array.type} is none of {field.type} ({e})"
+        raise ContractError(msg) from e
 
 
 def _plain_list(kind: pa.DataType, element: pa.Field) -> pa.DataType:
