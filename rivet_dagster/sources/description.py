@@ -68,7 +68,8 @@ def split_name(table: str, *, most: int, fold: bool) -> tuple[str, ...]:
         if not rest.startswith("."):
             parts.clear()
             break
-        rest = rest[1:]
+        # A dot at the end leaves nothing, which is no name.
+        rest = rest[1:] or "."
     if rest or not 1 <= len(parts) <= most:
         raise ConfigError(
             f"table {table!r}: one to {most} dotted names were expected; put names with other characters than "
@@ -90,7 +91,7 @@ def query_text(query: Query, *, most: int, fold: bool) -> str:
             raise ConfigError(f"column {column!r}: cast to {type_name!r}: the name of a type was expected")
     if query.table is not None:
         return "SELECT * FROM " + ".".join(map(quoted, split_name(query.table, most=most, fold=fold)))
-    text = (query.sql or "").strip().rstrip(";").rstrip()
+    text = re.sub(r"[\s;]+$", "", query.sql or "").strip()
     if not text:
         raise ConfigError("the query is empty: one select statement was expected")
     return text

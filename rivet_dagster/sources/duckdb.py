@@ -103,10 +103,11 @@ class DuckDBSource:
         try:
             yield
         except (duckdb.Error, pa.ArrowException, OSError, RuntimeError) as error:
-            # DuckDB names the whole path of a file.
-            text = str(error).replace(str(existing_file(self._url).absolute()), self.database)
-            transient = "Could not set lock on file" in text
-            hint = "; another process has it open for writing, run it again" if transient else ""
+            # Without the lines of the query that DuckDB quotes, and the directories of the file.
+            text = " ".join(str(error).partition("\n\nLINE ")[0].split())
+            text = text.replace(str(existing_file(self._url).absolute()), self.database)
+            transient = "Could not set lock on file" in text or "with a different configuration" in text
+            hint = "; someone has it open for writing: run it again when it is closed" if transient else ""
             raise SourceError(
                 f"duckdb database {self.database!r}, {what_is_read(query)}: {text}{hint}", transient=transient
             ) from None

@@ -35,6 +35,8 @@ _SETTINGS = {
     "bytea_output": "hex",
 }
 _BATCH_BYTES = "adbc.postgresql.batch_size_hint_bytes"
+# Larger batches cost memory and are no faster.
+_ENOUGH_BYTES = 2**20
 
 
 class PostgresSession:
@@ -95,7 +97,7 @@ class PostgresSession:
 
         with self._translated():
             self._statement = self._driver.AdbcStatement(self._connection)
-            self._statement.set_options(**{_BATCH_BYTES: str(batch_bytes)})
+            self._statement.set_options(**{_BATCH_BYTES: str(min(batch_bytes, _ENOUGH_BYTES))})
             self._statement.set_sql_query(sql)
             handle, _ = self._statement.execute_query()
             self._reader = AdbcRecordBatchReader._import_from_c(handle.address)  # noqa: SLF001

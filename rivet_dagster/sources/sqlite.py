@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 from collections.abc import Iterator
 from urllib.parse import quote
 
 import pyarrow as pa
 
-from rivet_dagster.errors import SourceError
+from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.rows import Query, ResultColumn
 from rivet_dagster.sources.description import (
     check_columns,
@@ -52,7 +53,7 @@ class SqliteSource:
     def open(self, query: Query) -> BatchStream:
         """Describe the result, then be ready to stream it.
 
-        SQLite computes the first row here; columns that only their values can describe cost one more run of the query.
+        Columns that only their values can describe cost one more run of the query, here.
 
         Raises:
             ConfigError: the query's names, casts or result columns cannot be.
@@ -67,13 +68,13 @@ class SqliteSource:
         try:
             with self._translated(query):
                 connection.execute("BEGIN")
-                columns, cursor = _described(connection, text, query)
+                columns = _described(connection, text, query)
         except BaseException:
             connection.close()
             raise
         return BatchStream(
             columns,
-            self._batches(cursor, columns, query),
+            self._batches(connection, text, columns, query),
             cancel=connection.interrupt,
             release=connection.close,
             batch_rows=self._batch_rows,
@@ -81,13 +82,17 @@ class SqliteSource:
         )
 
     def _batches(
-        self, cursor: sqlite3.Cursor, columns: tuple[ResultColumn, ...], query: Query
+        self, connection: sqlite3.Connection, text: str, columns: tuple[ResultColumn, ...], query: Query
     ) -> Iterator[pa.RecordBatch]:
         schema = schema_of(columns)
         as_text = [column.name in query.casts and column.arrow_type == pa.string() for column in columns]
         row = 1
         step = min(_FETCH_ROWS, self._batch_rows)
         pending: list[pa.RecordBatch] = []
+        with self._translated(query):
+            cursor = connection.execute(text)
+        if _names(cursor) != schema.names:
+            raise SourceError(f"{what_is_read(query)}: SQLite named the columns in two ways; name each one with AS")
         while True:
             with self._translated(query):
                 rows = cursor.fetchmany(step)
@@ -124,29 +129,40 @@ class SqliteSource:
             ) from error
 
 
-def _described(
-    connection: sqlite3.Connection, text: str, query: Query
-) -> tuple[tuple[ResultColumn, ...], sqlite3.Cursor]:
-    # A view takes a select statement alone, and its columns carry the declared types of what they come from. Its names
-    # are no use: SQLite renames twins there.
+def _described(connection: sqlite3.Connection, text: str, query: Query) -> tuple[ResultColumn, ...]:
+    # A view takes a select statement alone, and its columns carry the declared types of what they come from.
     connection.execute(f"CREATE TEMP VIEW rivet_described AS {text}")
     declared = [row[2] for row in connection.execute("PRAGMA temp.table_xinfo(rivet_described)")]
+    names = _names(connection.execute("SELECT * FROM temp.rivet_described LIMIT 0"))
     connection.execute("DROP VIEW temp.rivet_described")
-    cursor = connection.execute(text)
-    names = [described[0] for described in cursor.description]
+    if any(re.search(r":\d+$", name) for name in names):
+        # Perhaps SQLite's mark on a twin, which it keeps apart in a view: only the first row of the query itself tells.
+        names = _names(connection.execute(text))
     check_columns(names, query)
+    for name, cast in query.casts.items():
+        if arrow_type_of(cast) is None:
+            raise ConfigError(
+                f"column {name!r}: cast to {cast!r}: expected text, integer, real, decimal(p, s), boolean, date, "
+                "timestamp or blob"
+            )
     declared = [query.casts.get(name, kind) for name, kind in zip(names, declared, strict=True)]
-    arrows = [None if kind.upper() in _SAYS_NOTHING else arrow_type_of(kind) for kind in declared]
+    arrows = [
+        None if kind.upper() in _SAYS_NOTHING and name not in query.casts else arrow_type_of(kind)
+        for name, kind in zip(names, declared, strict=True)
+    ]
     unknown = [position for position, arrow in enumerate(arrows) if arrow is None]
     if unknown:
         classes = _classes(connection, text, len(names), unknown)
         for position in unknown:
             arrows[position] = type_of_values(names[position], classes[position], declared[position])
-    columns = tuple(
+    return tuple(
         ResultColumn(name=name, source_type=kind or str(arrow), nullable=True, arrow_type=arrow)
         for name, kind, arrow in zip(names, declared, arrows, strict=True)
     )
-    return columns, cursor
+
+
+def _names(cursor: sqlite3.Cursor) -> list[str]:
+    return [described[0] for described in cursor.description]
 
 
 def _classes(connection: sqlite3.Connection, text: str, width: int, wanted: list[int]) -> dict[int, set[str]]:

@@ -1,0 +1,145 @@
+"""Real databases behind one small face, so that a test says once what holds for all three sources."""
+
+from __future__ import annotations
+
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from rivet_dagster.rows import Query
+from rivet_dagster.sources.connect import connect
+from tests.servers import PostgresServer
+
+KINDS = ("postgresql", "sqlite", "duckdb")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """All rows of one query.
+
+    Attributes:
+        types: column name → Arrow type, as declared before the first row.
+        rows: as Python values.
+        batches: as they came.
+    """
+
+    types: dict[str, pa.DataType]
+    rows: list[dict[str, Any]]
+    batches: list[pa.RecordBatch]
+
+
+class Database(ABC):
+    """One database that tests write to with its own client.
+
+    Attributes:
+        kind: the engine.
+        bigint, decimal, double: how its types are spelled.
+        endless: a query that delivers no row for hours.
+        others_write: whether someone else can write while a source reads.
+    """
+
+    kind: str
+    bigint = "bigint"
+    decimal = "numeric"
+    double = "double precision"
+    endless: str
+    others_write: bool = True
+
+    @property
+    @abstractmethod
+    def url(self) -> str: ...
+
+    @abstractmethod
+    def execute(self, *statements: str) -> None: ...
+
+    def open(self, *, casts: Mapping[str, str] | None = None, **query: str) -> Any:
+        """Open `table=` or `sql=`."""
+        return connect(self.url).open(Query(**query, casts=casts or {}))
+
+    def read(self, *, casts: Mapping[str, str] | None = None, **query: str) -> Rows:
+        """Read everything."""
+        stream = self.open(casts=casts, **query)
+        types = {column.name: column.arrow_type for column in stream.columns}
+        batches = list(stream)
+        return Rows(types=types, rows=[row for batch in batches for row in batch.to_pylist()], batches=batches)
+
+    def value(self, expression: str, *, cast: str | None = None) -> tuple[pa.DataType, Any]:
+        """The type and value that one SQL expression is read as."""
+        found = self.read(sql=f"SELECT {expression} AS x", casts={"x": cast} if cast else None)
+        return found.types["x"], found.rows[0]["x"]
+
+
+class Postgres(Database):
+    kind = "postgresql"
+    endless = "SELECT i FROM generate_series(1, 2000000000000) AS i WHERE i < 0"
+
+    def __init__(self, server: PostgresServer) -> None:
+        self.server = server
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def execute(self, *statements: str) -> None:
+        self.server.execute(*statements)
+
+    def one(self, sql: str) -> Any:
+        """The first value of the first row, by a client of its own."""
+        with self.server.client() as connection, connection.cursor() as cursor:
+            cursor.execute(sql)
+            row = cursor.fetchone()
+            return None if row is None else row[0]
+
+
+class Sqlite(Database):
+    kind = "sqlite"
+    decimal = "decimal"
+    endless = "SELECT a.i FROM digits a, digits b, digits c, digits d, digits e WHERE a.i + b.i + c.i + d.i + e.i < 0"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.execute(
+            "PRAGMA journal_mode = wal",
+            "CREATE TABLE digits AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000) "
+            "SELECT CAST(i AS integer) AS i FROM n",
+        )
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self.path}"
+
+    def execute(self, *statements: str) -> None:
+        connection = sqlite3.connect(self.path, isolation_level=None)
+        try:
+            for statement in statements:
+                connection.execute(statement).fetchall()
+        finally:
+            connection.close()
+
+
+class DuckDB(Database):
+    kind = "duckdb"
+    decimal = "decimal"
+    double = "double"
+    endless = "SELECT a.i FROM range(100000000) a(i), range(100000000) b(j) WHERE a.i * b.j = -1"
+    others_write = False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.execute("SELECT 1")
+
+    @property
+    def url(self) -> str:
+        return f"duckdb:///{self.path}"
+
+    def execute(self, *statements: str) -> None:
+        import duckdb
+
+        with duckdb.connect(str(self.path)) as connection:
+            for statement in statements:
+                connection.execute(statement)
