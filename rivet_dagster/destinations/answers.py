@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from rivet_dagster.errors import DestinationError, IntegrityError, NoAnswer, PreconditionFailed
 
-__all__ = ["BAD_CREDENTIALS", "NOT_SENT", "NO_REPLY", "UNREACHABLE", "UNTRUSTED", "Answer", "as_error"]
+__all__ = ["BAD_CREDENTIALS", "NOT_SENT", "NO_REPLY", "OTHER_BYTES", "UNREACHABLE", "UNTRUSTED", "Answer", "as_error"]
 
 # What there is to say where no answer came, in place of the store's own code.
 NO_REPLY = "gave no whole reply"
 UNREACHABLE = "cannot be reached"
 UNTRUSTED = "shows no certificate that is trusted here"
-BAD_CREDENTIALS = "was not asked, no usable credentials were found"
+BAD_CREDENTIALS = "was shown no usable credentials"
+OTHER_BYTES = "reports other bytes than were sent"
 NOT_SENT = "was not asked, the request could not be built"
 
 _SHOWN = 200
@@ -128,6 +129,7 @@ _TABLE = (
     ),
     _Row(statuses=(400,), codes=("RequestTimeout", "IncompleteBody"), error=NoAnswer, remedy=_REPEAT),
     _Row(statuses=(408, 410, 429, *range(500, 600)), error=NoAnswer, remedy=_REPEAT),
+    _Row(codes=(OTHER_BYTES,), error=IntegrityError, remedy="remove the object and write it again"),
     _Row(codes=(NO_REPLY,), error=NoAnswer, remedy=_REPEAT),
     _Row(
         codes=(UNREACHABLE,),

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 from rivet_dagster.contract import ABSENT, ANY, Checksum, Expect, ObjectMeta, StoredObject
-from rivet_dagster.destinations.answers import BAD_CREDENTIALS, Answer
-from rivet_dagster.destinations.network import no_answer
+from rivet_dagster.destinations.answers import BAD_CREDENTIALS, OTHER_BYTES, Answer
+from rivet_dagster.destinations.network import no_answer, reasons
 from rivet_dagster.destinations.object_store import MIB, ObjectStoreDestination
 from rivet_dagster.destinations.receipts import Receipt
 
@@ -196,9 +196,13 @@ class AzureDestination(ObjectStoreDestination):
     def _answer(self, error: Exception) -> Answer | None:
         from azure.core import exceptions as sdk  # noqa: PLC0415 - as above
 
-        if isinstance(error, sdk.HttpResponseError) and error.status_code is not None:
-            code = getattr(error, "error_code", None) or ""
-            return Answer(status=error.status_code, code=str(getattr(code, "value", code)), text=str(error.message))
+        # The SDK stumbles over some error bodies, after it has understood the status.
+        said = next((r for r in reasons(error) if isinstance(r, sdk.HttpResponseError) and r.status_code), None)
+        if said is not None:
+            return Answer(status=said.status_code, code=_code(said), text=str(said.message))
+        if isinstance(error, sdk.AzureError) and str(error).startswith("MD5 mismatch"):
+            # The SDK compares what the service answers to a request that carried an MD5.
+            return Answer(code=OTHER_BYTES)
         if isinstance(error, sdk.ClientAuthenticationError):
             return Answer(code=BAD_CREDENTIALS, failure=type(error).__name__)
         return no_answer(error) if isinstance(error, (sdk.AzureError, ConnectionError, TimeoutError)) else None
@@ -220,5 +224,11 @@ def _azure_md5(said: bytes) -> Checksum:
 
 def _require_container(error: Any) -> None:
     """A missing object is no error; a missing container is."""
-    if str(getattr(error.error_code, "value", error.error_code)) != "BlobNotFound":
+    if _code(error) != "BlobNotFound":
         raise error
+
+
+def _code(error: Any) -> str:
+    """The service's word; an enumeration where the SDK knows it."""
+    code = getattr(error, "error_code", None) or ""
+    return str(getattr(code, "value", code))

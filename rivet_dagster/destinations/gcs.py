@@ -48,6 +48,7 @@ class GCSDestination(ObjectStoreDestination):
         part_bytes: int = 16 * MIB,
         page_size: int | None = None,
         spool_directory: str | None = None,
+        timeout_s: float = 60.0,
         retries: bool = True,
     ) -> None:
         """Take a client; no request is made.
@@ -60,8 +61,9 @@ class GCSDestination(ObjectStoreDestination):
             part_bytes: of an upload session's requests, a multiple of 256 KiB.
             page_size: of listings; `None`: the service's own.
             spool_directory: where parts are staged; `None`: the system's temporary directory.
-            retries: whether the SDK repeats requests that failed in passing, for two minutes at most. It has no
-                setting for that at the client, as other SDKs have.
+            timeout_s: for connecting, and for each wait for the service to go on. This SDK takes it, and `retries`,
+                with each request, where others have them set at the client.
+            retries: whether the SDK repeats requests that failed in passing, for two minutes at most.
 
         Raises:
             ConfigError: one of them cannot be used.
@@ -82,7 +84,7 @@ class GCSDestination(ObjectStoreDestination):
         )
         self._client = client
         self._bucket = client.bucket(bucket)
-        self._retry = {"retry": DEFAULT_RETRY if retries else None}
+        self._sending = {"timeout": timeout_s, "retry": DEFAULT_RETRY if retries else None}
 
     def _put(self, name: str, data: bytes, *, md5: bytes, expect: Expect) -> Receipt:
         return self._upload(name, io.BytesIO(data), step=None, size_bytes=len(data), md5=md5, expect=expect)
@@ -100,7 +102,7 @@ class GCSDestination(ObjectStoreDestination):
         blob.md5_hash = base64.b64encode(md5).decode()
         # `checksum=None`: the service checks the MD5 above; the SDK, when it finds a difference, removes whatever
         # is at that name by then.
-        blob.upload_from_file(body, size=size_bytes, checksum=None, **_condition(expect), **self._retry)
+        blob.upload_from_file(body, size=size_bytes, checksum=None, **_condition(expect), **self._sending)
         if blob.generation is None or blob.size is None:
             raise self._unclear(name, "answered without a generation and a size")
         return Receipt(version=str(blob.generation), size_bytes=int(blob.size), checksum=_checksum(blob))
@@ -110,7 +112,7 @@ class GCSDestination(ObjectStoreDestination):
 
         blob = self._bucket.blob(name)
         try:
-            blob.reload(**self._retry)
+            blob.reload(**self._sending)
         except NotFound:
             self._require_container()
             return None
@@ -131,7 +133,7 @@ class GCSDestination(ObjectStoreDestination):
                     start=start or None,
                     end=None if last == meta.size_bytes - 1 else last,
                     raw_download=True,
-                    **self._retry,
+                    **self._sending,
                 )
             except NotFound:
                 # Replaced since it was looked at.
@@ -141,7 +143,7 @@ class GCSDestination(ObjectStoreDestination):
 
     def _page_through(self, name_prefix: str) -> Iterator[ObjectMeta]:
         found = self._client.list_blobs(
-            self._bucket, prefix=name_prefix, delimiter="/", page_size=self._page_size, **self._retry
+            self._bucket, prefix=name_prefix, delimiter="/", page_size=self._page_size, **self._sending
         )
         yield from map(self._meta, found)
 
@@ -150,7 +152,7 @@ class GCSDestination(ObjectStoreDestination):
         origin, copy, token = self._bucket.blob(source, generation=generation), self._bucket.blob(target), None
         while True:
             token, _, _ = copy.rewrite(
-                origin, token=token, if_generation_match=0, if_source_generation_match=generation, **self._retry
+                origin, token=token, if_generation_match=0, if_source_generation_match=generation, **self._sending
             )
             if token is None:
                 return
@@ -159,7 +161,7 @@ class GCSDestination(ObjectStoreDestination):
         from google.api_core.exceptions import NotFound  # noqa: PLC0415 - as above
 
         try:
-            self._bucket.blob(name).delete(**({} if version is None else _condition(version)), **self._retry)
+            self._bucket.blob(name).delete(**({} if version is None else _condition(version)), **self._sending)
         except NotFound:
             self._require_container()
 
@@ -177,6 +179,7 @@ class GCSDestination(ObjectStoreDestination):
     def _answer(self, error: Exception) -> Answer | None:
         import google.auth.exceptions as auth  # noqa: PLC0415 - as above
         import requests  # noqa: PLC0415 - as above
+        import urllib3.exceptions as http  # noqa: PLC0415 - as above
         from google.api_core import exceptions as api  # noqa: PLC0415 - as above
         from google.cloud.storage import exceptions as storage  # noqa: PLC0415 - as above
 
@@ -189,8 +192,8 @@ class GCSDestination(ObjectStoreDestination):
             return Answer(code=NO_REPLY, failure=failure)
         if isinstance(error, auth.GoogleAuthError) and not isinstance(error, auth.TransportError):
             return Answer(code=BAD_CREDENTIALS, failure=failure)
-        lost = (requests.RequestException, auth.TransportError, json.JSONDecodeError, ConnectionError, TimeoutError)
-        return no_answer(error) if isinstance(error, lost) else None
+        lost = (requests.RequestException, http.HTTPError, auth.TransportError, ConnectionError, TimeoutError)
+        return no_answer(error) if isinstance(error, (*lost, json.JSONDecodeError)) else None
 
 
 class _Pieces:

@@ -8,33 +8,27 @@ from collections.abc import Iterator
 
 from rivet_dagster.destinations.answers import NO_REPLY, UNREACHABLE, UNTRUSTED, Answer
 
-__all__ = ["no_answer"]
+__all__ = ["no_answer", "reasons"]
 
 
 def no_answer(error: BaseException) -> Answer:
     """Tell what can never have been sent from what may have been applied; in doubt it may have been."""
     from urllib3.exceptions import NewConnectionError  # noqa: PLC0415 - loads with an SDK only
 
-    reasons = [*_reasons(error, set())]
+    found = [*reasons(error)]
     code = NO_REPLY
-    if any(isinstance(r, ssl.SSLCertVerificationError) for r in reasons):
+    if any(isinstance(r, ssl.SSLCertVerificationError) for r in found):
         code = UNTRUSTED
-    elif any(isinstance(r, (NewConnectionError, ConnectionRefusedError, socket.gaierror)) for r in reasons):
+    elif any(isinstance(r, (NewConnectionError, ConnectionRefusedError, socket.gaierror)) for r in found):
         code = UNREACHABLE
     return Answer(code=code, failure=type(error).__name__)
 
 
-def _reasons(error: object, known: set[int]) -> Iterator[BaseException]:
+def reasons(error: object, *, known: frozenset[int] = frozenset()) -> Iterator[BaseException]:
     """An error and all that it was made of: SDKs keep it under different names."""
     if not isinstance(error, BaseException) or id(error) in known:
         return
-    known.add(id(error))
     yield error
-    inner = (
-        error.__cause__,
-        error.__context__,
-        getattr(error, "reason", None),
-        getattr(error, "inner_exception", None),
-    )
-    for reason in (*inner, *error.args):
-        yield from _reasons(reason, known)
+    inner = (getattr(error, "reason", None), getattr(error, "inner_exception", None), *error.args)
+    for reason in (error.__cause__, error.__context__, *inner):
+        yield from reasons(reason, known=known | {id(error)})

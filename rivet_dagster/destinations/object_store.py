@@ -100,7 +100,7 @@ class ObjectStoreDestination(ObjectDestination):
         return StagedFile.spool(key, directory=self._spool_directory, hashers=self._hashers())
 
     def write(self, key: str, body: Body | bytes, *, md5: bytes, expect: Expect) -> WriteOutcome:
-        """Upload in one request, or in parts where a body is larger than that; at most two parts are in memory.
+        """Upload in one request, or in parts where a body is larger than that; a few parts are in memory at a time.
 
         Bytes always go in one request. Length and MD5 are checked before what finishes the upload is sent.
         """

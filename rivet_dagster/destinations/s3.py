@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -153,7 +154,8 @@ class S3Destination(ObjectStoreDestination):
                 raise
             meta = self._head(name)
             return None if meta is None else StoredObject(meta=meta, body=b"")
-        with reply["Body"] as stream:
+        # Not `with reply["Body"]`: that gives the raw stream, which checks neither length nor digest.
+        with closing(reply["Body"]) as stream:
             body = stream.read()
         return StoredObject(meta=self._meta(name, reply, size_bytes=total_bytes(reply)), body=body)
 
