@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
@@ -80,7 +81,9 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     if pt.is_map(kind):
         return pa.map_(plain_type(kind.key_type), kind.item_field.with_type(plain_type(kind.item_type)))
     if pt.is_nested(kind) and hasattr(kind, "value_field"):
-        return _plain_list(kind, kind.value_field.with_type(plain_type(kind.value_type)))
+        # What Parquet calls it, so that a reader finds the type by the very name that was said.
+        element = pa.field("element", plain_type(kind.value_type), nullable=kind.value_field.nullable)
+        return _plain_list(kind, element)
     if pt.is_timestamp(kind) and kind.unit == "s":
         return pa.timestamp("ms", kind.tz)
     return _PLAIN_SCALARS.get(kind, kind)
@@ -117,8 +120,9 @@ def _conformed(batch: pa.RecordBatch, schema: pa.Schema, subject: str) -> pa.Rec
 
 def _same_values(array: pa.Array, field: pa.Field, subject: str) -> pa.Array:
     try:
-        return array.cast(field.type)
-    except pa.ArrowInvalid as e:
+        decoded = pc.run_end_decode(array) if pt.is_run_end_encoded(array.type) else array
+        return decoded.cast(field.type)
+    except pa.ArrowException as e:
         msg = f"{subject}: column {field.name!r}: a value of {array.type} is none of {field.type} ({e})"
         raise ContractError(msg) from e
 

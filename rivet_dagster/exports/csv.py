@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from rivet_dagster.exports.buffers import offsets_of, text_array, text_scalar, valid_of
 from rivet_dagster.exports.formats import Csv
 from rivet_dagster.exports.sink import Sink
 from rivet_dagster.exports.timestamps import iso_text
@@ -125,13 +126,9 @@ def _text_of(kind: pa.DataType) -> Callable[[Any], pa.Array] | None:
     return None
 
 
-def _text(value: str) -> pa.Scalar:
-    return pa.scalar(value, pa.large_string())
-
-
 def _join(*pieces: Any, between: str = "", null_handling: str = "emit_null") -> pa.Array:
-    typed = [_text(piece) if isinstance(piece, str) else piece for piece in pieces]
-    return pc.binary_join_element_wise(*typed, _text(between), null_handling=null_handling, null_replacement="")
+    typed = [text_scalar(piece) if isinstance(piece, str) else piece for piece in pieces]
+    return pc.binary_join_element_wise(*typed, text_scalar(between), null_handling=null_handling, null_replacement="")
 
 
 def _quote(array: pa.Array) -> pa.Array:
@@ -152,9 +149,9 @@ def _decimal_text(array: pa.Array) -> pa.Array:
     # The same integers without their scale never show an exponent.
     digits = _plain(pa.Array.from_buffers(whole, len(array), array.buffers(), offset=array.offset))
     if kind.scale <= 0:
-        zero = pc.equal(digits, "0")
+        zero = pc.equal(digits, text_scalar("0"))
         return pc.if_else(zero, digits, _join(digits, "0" * -kind.scale))
-    sign = pc.if_else(pc.starts_with(digits, "-"), _text("-"), _text(""))
+    sign = pc.if_else(pc.starts_with(digits, "-"), text_scalar("-"), text_scalar(""))
     digits = pc.utf8_lpad(pc.utf8_ltrim(digits, "-"), kind.scale + 1, "0")
     before = pc.utf8_slice_codeunits(digits, 0, -kind.scale)
     after = pc.utf8_slice_codeunits(digits, -kind.scale)
@@ -169,12 +166,9 @@ def _float_text(array: pa.Array) -> pa.Array:
 
 def _hex(array: pa.Array) -> pa.Array:
     # A copy whose values lie one after the other, and nothing else.
-    empty = pa.scalar(b"", pa.large_binary())
+    empty = text_scalar("").cast(pa.large_binary())
     array = pc.binary_join_element_wise(array.cast(pa.large_binary()), empty, empty)
-    validity, offsets, data = array.buffers()
-    digits = pa.py_buffer(binascii.hexlify(memoryview(data)) if data is not None else b"")
-    doubled = pc.multiply(pa.Array.from_buffers(pa.int64(), len(array) + 1, [None, offsets]), 2)
-    return pa.Array.from_buffers(pa.large_string(), len(array), [validity, doubled.buffers()[1], digits])
+    return text_array(binascii.hexlify(array.buffers()[2] or b""), offsets_of(array) * 2, valid_of(array))
 
 
 def _uuid_text(array: Any) -> pa.Array:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
+
+from rivet_dagster.exports.buffers import offsets_of, valid_of
 
 __all__ = ["cut", "row_bytes"]
 
@@ -62,25 +63,22 @@ def row_bytes(array: pa.Array) -> npt.NDArray[np.int64]:
         return _added([row_bytes(c) for c in array.flatten()], len(array))
     if pt.is_nested(kind):
         return _of_lists(array.cast(pa.list_(kind.value_type)) if pt.is_fixed_size_list(kind) else array)
-    if _has_length(kind):
-        lengths: npt.NDArray[np.int32] = pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False)
-        return lengths.astype(np.int64) + _OFFSET_BYTES
+    if pt.is_string(kind) or pt.is_binary(kind) or pt.is_large_string(kind) or pt.is_large_binary(kind):
+        return _where_valid(array, np.diff(offsets_of(array))) + _OFFSET_BYTES
     return np.full(len(array), 0 if pt.is_null(kind) else (kind.bit_width + 7) // 8, np.int64)
 
 
-def _has_length(kind: pa.DataType) -> bool:
-    return bool(pt.is_string(kind) or pt.is_binary(kind) or pt.is_large_string(kind) or pt.is_large_binary(kind))
-
-
 def _of_lists(array: Any) -> npt.NDArray[np.int64]:
-    offsets = array.offsets.to_numpy(zero_copy_only=False)
+    offsets = offsets_of(array)
     children = array.values.slice(offsets[0], offsets[-1] - offsets[0])
     running = np.concatenate([np.zeros(1, np.int64), np.cumsum(row_bytes(children))])
     offsets = offsets - offsets[0]
-    held = running[offsets[1:]] - running[offsets[:-1]]
-    # What lies behind a NULL is not data.
-    valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
-    return np.where(valid, held, 0) + _OFFSET_BYTES
+    return _where_valid(array, running[offsets[1:]] - running[offsets[:-1]]) + _OFFSET_BYTES
+
+
+def _where_valid(array: pa.Array, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """What lies behind a NULL is not data."""
+    return np.where(valid_of(array), sizes, 0) if array.null_count else sizes
 
 
 def _sizes_of(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:

@@ -9,6 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rivet_dagster.exports.buffers import int32_array, text_array, valid_of, values_of
+
 __all__ = ["iso_text"]
 
 _DAY_SECONDS = 86_400
@@ -25,7 +27,8 @@ def iso_text(array: pa.Array) -> pa.Array:
     """
     unit, threes = array.type.unit, _THREES[array.type.unit]
     is_instant = array.type.tz is not None
-    ticks: npt.NDArray[np.int64] = pc.fill_null(array.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    valid = valid_of(array)
+    ticks = np.where(valid, values_of(array, np.int64), 0)
     per_second = 1000**threes
     seconds = ticks // per_second
     days = seconds // _DAY_SECONDS
@@ -36,8 +39,8 @@ def iso_text(array: pa.Array) -> pa.Array:
     digits = [(f"three{i}", "S3") for i in range(threes)]
     dot, zone = [("dot", "S1")][: min(threes, 1)], [("zone", "S1")][: int(is_instant)]
     out = np.empty(len(ticks), dtype=[("date", "S10"), ("T", "S1"), ("time", "S8"), *dot, *digits, *zone])
-    distinct = pa.array(days.astype(np.int32)).dictionary_encode()
-    out["date"] = _fixed(distinct.dictionary.view(pa.date32()), 10)[distinct.indices.to_numpy()]
+    distinct = int32_array(days).dictionary_encode()
+    out["date"] = _fixed(distinct.dictionary.view(pa.date32()), 10)[values_of(distinct.indices, np.int32)]
     out["T"] = b"T"
     out["time"] = _times()[seconds - days * _DAY_SECONDS]
     rest = ticks - seconds * per_second
@@ -49,16 +52,8 @@ def iso_text(array: pa.Array) -> pa.Array:
     for name, character in (("dot", b"."), ("zone", b"Z")):
         if name in (out.dtype.names or ()):
             out[name] = character
-    return _as_text(out, array)
-
-
-def _as_text(out: npt.NDArray[np.void], array: pa.Array) -> pa.Array:
     offsets = np.arange(len(out) + 1, dtype=np.int64) * out.dtype.itemsize
-    validity = None
-    if array.null_count:
-        # Packed anew: the bitmap of a slice may begin anywhere.
-        validity = pa.array(array.is_valid().to_numpy(zero_copy_only=False)).buffers()[1]
-    return pa.Array.from_buffers(pa.large_string(), len(out), [validity, pa.py_buffer(offsets), pa.py_buffer(out)])
+    return text_array(out, offsets, valid)
 
 
 def _fixed(values: pa.Array, width: int) -> npt.NDArray[np.bytes_]:
@@ -67,7 +62,7 @@ def _fixed(values: pa.Array, width: int) -> npt.NDArray[np.bytes_]:
 
 @cache
 def _times() -> npt.NDArray[np.bytes_]:
-    return _fixed(pa.array(np.arange(_DAY_SECONDS, dtype=np.int32)).view(pa.time32("s")), 8)
+    return _fixed(int32_array(np.arange(_DAY_SECONDS)).view(pa.time32("s")), 8)
 
 
 @cache

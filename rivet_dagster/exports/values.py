@@ -129,6 +129,9 @@ def _as_type(column: pa.ChunkedArray, wanted: pa.Field, subject: str) -> pa.Chun
     why = ""
     if plain_type(column.type) == wanted.type or _widens(column.type, wanted.type):
         try:
+            if pt.is_integer(column.type) and pt.is_decimal(wanted.type):
+                # Wide enough for every integer; what is too wide for the column is found by the second cast.
+                column = column.cast(pa.decimal256(76, max(wanted.type.scale, 0)))
             return column.cast(wanted.type)
         except pa.ArrowInvalid as e:
             why = f" ({e})"
