@@ -8,6 +8,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -438,6 +439,7 @@ def exported_rows(planned: Extraction) -> list[Any]:
     return read_back(list(planned.parts(Shelf().stage)))["a"].to_pylist()
 
 
+ROOT = Path(__file__).parents[2]
 ROWS_WITHOUT_PANDAS = """
 select i, 'x' || i as t, if(i % 2 = 0, null, i::decimal(12, 2)) as d, 1e-7::decimal(20, 7) as small, i / 7 as f,
     timestamp '2024-01-01' + to_seconds(i) as at, date '2024-01-01' as day, i::varchar::blob as b, i > 3 as flag
@@ -458,5 +460,5 @@ def test_without_a_dataframe_pandas_stays_out(fmt: str) -> None:
         "parts = list(plan_value(rows, export_name='x', output=output, head=None).parts(Shelf().stage))\n"
         "print(len(parts) > 1, sum(p.rows for p in parts), 'pandas' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "True 100 False"
