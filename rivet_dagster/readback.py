@@ -120,11 +120,12 @@ class Fault:
 def look(destination: ObjectDestination, prefix: Prefix) -> Sight:
     """Read head and marker, again while they do not belong together (a commit is in flight).
 
-    A marker without a head is returned as it is, and so is a head that no marker names and that has never been
-    marked: the caller decides.
+    A marker without a head is returned as it is, and so is a genuine head (identical to its own side record) that no
+    marker names: the caller decides. Where the marker names neither that head nor its `previous`, a late marker of a
+    rejected run has landed, and `committed` is `None`.
 
     Raises:
-        ReadError: head and marker stay apart, or a control object is unreadable.
+        ReadError: head and marker stay apart and the head was changed, or a control object is unreadable.
         DestinationError: the store failed.
     """
     reads = Retrying(
@@ -134,9 +135,13 @@ def look(destination: ObjectDestination, prefix: Prefix) -> Sight:
         retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
     )
     sight, whole = reads(_look_once, destination, prefix)
+    if not whole and sight.head is not None and sight.marker is not None:
+        copy = read_record(destination, prefix, sight.head.run_id)
+        if copy is not None and copy.fingerprint == sight.head_fingerprint:
+            return sight
     if not whole:
-        head = sight.head.previous if sight.head else None
-        said = f"{sight.head_fingerprint} (the head) or {head.fingerprint if head else 'no marker'} (its previous)"
+        link = sight.head.previous if sight.head else None
+        said = f"{sight.head_fingerprint} (the head) or {link.fingerprint if link else 'no marker'} (its previous)"
         msg = (
             f"{destination.uri(prefix.marker)}: expected {said}, found {sight.marker}; "
             "the manifest or the marker was changed: restore both from manifest-<run id>.json"

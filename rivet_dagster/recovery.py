@@ -74,8 +74,14 @@ def settle(
             continue
         if faults and check_parts(destination, prefix, head.parts) != faults:
             continue
-        reason = _head_dead_because(destination, prefix, head, attempt, token=token, takeover_after=takeover_after)
         why = "; ".join(str(f) for f in faults) or f"its status is {head.status.value}"
+        if sight.committed is None and sight.marker is not None:
+            msg = (
+                f"{destination.uri(prefix.root)}: neither the head {head.run_id} ({why}) "
+                f"nor the marker {sight.marker} names a whole delivery; restore one from manifest-<run id>.json"
+            )
+            raise ReadError(msg)
+        reason = _head_dead_because(destination, prefix, head, attempt, token=token, takeover_after=takeover_after)
         if reason is None:
             msg = (
                 f"{destination.uri(prefix.manifest)}: the head {head.run_id} has no marker and is not whole ({why}), "

@@ -335,6 +335,64 @@ def test_an_unmarked_head_that_is_not_whole_is_rejected_with_a_reason(store, raw
     assert litter(raw()) == []
 
 
+def test_a_late_marker_does_not_hide_the_run_that_built_on_ours(store, raw):
+    """Between our head and our marker another run finishes our commit, commits on top of it, and cleans up."""
+    export(store, Rows(OLD), run_id="run-0")
+    done = []
+
+    def meanwhile(operation, key):
+        if operation == "write" and is_marker(key) and not done:
+            done.append(export(store, Rows([b"third"]), run_id="run-2"))
+
+    receipt = export(FaultyStore(store, before=meanwhile), Rows(NEW), run_id="run-1")
+    assert manifest_of(done[0]).ancestors[0].fingerprint == receipt.fingerprint
+    assert read_as_a_reader(raw()) == [b"third"]
+    assert litter(raw()) == []
+
+
+def _reject_the_head_of(store, raw, *, marker_trouble=None, before=lambda _operation, _key: None):
+    """Run 2 finds the unmarked head of run 1 broken, and run 1 over."""
+    store.remove(next(k for k, v in raw().items() if v == b"new-2"))
+    watched = FaultyStore(store, [marker_trouble] if marker_trouble else [], before=before)
+    return export(watched, Rows([b"third"]), run_id="run-2", over=["run-1"])
+
+
+def test_a_run_whose_head_was_rejected_before_its_marker_reports_a_conflict(store, raw):
+    export(store, Rows(OLD), run_id="run-0")
+    rejected = []
+
+    def meanwhile(operation, key):
+        if operation == "write" and is_marker(key) and not rejected:
+            rejected.append(1)
+            with pytest.raises(Killed):
+                _reject_the_head_of(
+                    store, raw, marker_trouble=Trouble("dead", operation="write", key=is_marker, error=Killed)
+                )
+
+    with pytest.raises(CommitConflict, match="Dagster run run-2"):
+        export(FaultyStore(store, before=meanwhile), Rows(NEW), run_id="run-1")
+    receipt = export(store, Rows([b"fourth"]), run_id="run-3", over=["run-1", "run-2"])
+    assert manifest_of(receipt).ancestors[0].dagster_run_id == "run-2", "its head was whole, and is finished"
+    assert read_as_a_reader(raw()) == [b"fourth"]
+    assert litter(raw()) == []
+
+
+def test_a_marker_of_a_rejected_run_that_lands_late_is_written_over(store, raw):
+    export(store, Rows(OLD), run_id="run-0")
+    slow = FaultyStore(store, [Trouble("late", operation="write", key=is_marker, times=99)])
+    with pytest.raises(CommitUnknown):
+        export(slow, Rows(NEW), run_id="run-1")
+
+    def land(operation, key):
+        if operation == "write" and is_marker(key) and slow.delayed:
+            assert slow.release()[0] == "applied"
+
+    _reject_the_head_of(store, raw, before=land)
+    assert read_as_a_reader(raw()) == [b"third"]
+    export(store, Rows([b"fourth"]), run_id="run-3")
+    assert litter(raw()) == []
+
+
 def test_an_error_while_looking_at_parts_is_not_a_missing_part(store, raw):
     export(store, Rows(OLD), run_id="run-0")
     with pytest.raises(Killed):
