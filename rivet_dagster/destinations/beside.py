@@ -16,9 +16,9 @@ from rivet_dagster.destinations.keys import is_key
 from rivet_dagster.destinations.staging import StagedFile, os_failure
 from rivet_dagster.errors import DestinationError, IntegrityError
 
-__all__ = ["Place", "failing", "settle", "stage", "sweep_copies", "temporaries"]
+__all__ = ["Place", "failing", "settle", "stage", "sweep", "temporaries"]
 
-_TEMPORARY = re.compile(r"^\.(?P<name>.+)\.\d+\.[0-9a-f]{16}(?P<copy>\.copy)?\.tmp$")
+_TEMPORARY = re.compile(r"^\.(?P<name>.+)\.\d+\.[0-9a-f]{16}(?P<of_bytes>\.bytes)?\.tmp$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,15 @@ class Place:
         return self.directory / self.name
 
 
-def stage(place: Place, *, copy: bool = False) -> StagedFile:
+def stage(place: Place, *, of_bytes: bool = False) -> StagedFile:
     """Open a temporary beside `place` whose name no other process or attempt has.
+
+    One `of_bytes` is made and published under the lock of its directory, so that `sweep` may tell dead ones.
 
     Raises:
         DestinationError: the file system refused; directories made before that stay, empty.
     """
-    kind = ".copy" if copy else ""
+    kind = ".bytes" if of_bytes else ""
     path = place.directory / f".{place.name}.{os.getpid()}.{secrets.token_hex(8)}{kind}.tmp"
     with failing(place, "stage"):
         posix.make_directory(place.directory)
@@ -75,8 +77,8 @@ def settle(staged: StagedFile, place: Place, md5: bytes) -> Path:
     return staged.path
 
 
-def sweep_copies(place: Place) -> None:
-    """Remove what killed writers of this key left; only for who holds the lock under which copies are made.
+def sweep(place: Place) -> None:
+    """Remove what killed writers of bytes to this key left; only for who holds the directory's lock.
 
     Raises:
         DestinationError: the file system refused.
@@ -84,7 +86,7 @@ def sweep_copies(place: Place) -> None:
     with failing(place, "discard what is unfinished of"), os.scandir(place.directory) as entries:
         for entry in entries:
             found = _TEMPORARY.match(entry.name)
-            if found and found["copy"] and found["name"] == place.name:
+            if found and found["of_bytes"] and found["name"] == place.name:
                 Path(entry).unlink(missing_ok=True)
 
 

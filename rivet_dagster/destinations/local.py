@@ -24,7 +24,7 @@ from rivet_dagster.contract import (
 )
 from rivet_dagster.destinations import beside, posix
 from rivet_dagster.destinations.beside import Place
-from rivet_dagster.destinations.bodies import as_body, checked
+from rivet_dagster.destinations.bodies import BytesBody, checked
 from rivet_dagster.destinations.keys import directory_segments, is_key, key_segments
 from rivet_dagster.destinations.staging import StagedFile, os_failure
 from rivet_dagster.errors import ConfigError, DestinationError, PreconditionFailed
@@ -97,18 +97,13 @@ class LocalDestination(ObjectDestination):
         place = self._place(key)
         if isinstance(body, StagedFile) and body.path is not None and body.path.parent == place.directory:
             return self._publish(place, body, md5=md5, expect=expect)
-        # Copies are made under the lock, so that one found there belongs to nobody alive.
-        with self._fence(place.directory):
-            if self._locks is not None:
-                beside.sweep_copies(place)
-            copy = beside.stage(place, copy=True)
-            try:
-                for piece in checked(key, as_body(body), md5=md5):
-                    copy.write(piece)
-                copy.close()
-                return self._publish(place, copy, md5=md5, expect=expect)
-            finally:
-                copy.discard()
+        if isinstance(body, bytes):
+            # Under the lock, so that a copy which is found there belongs to nobody alive.
+            with self._fence(place.directory):
+                if self._locks is not None:
+                    beside.sweep(place)
+                return self._copy(place, BytesBody(body), of_bytes=True, md5=md5, expect=expect)
+        return self._copy(place, body, of_bytes=False, md5=md5, expect=expect)
 
     def head(self, key: str) -> ObjectMeta | None:
         """Describe a regular file; `None` also where a directory has this name."""
@@ -198,6 +193,16 @@ class LocalDestination(ObjectDestination):
         with beside.failing(Place(directory.name, directory.parent, directory.name), "make the directory"):
             posix.make_directory(directory)
         return self._locks.hold(directory)
+
+    def _copy(self, place: Place, body: Body, *, of_bytes: bool, md5: bytes, expect: Expect) -> WriteOutcome:
+        copy = beside.stage(place, of_bytes=of_bytes)
+        try:
+            for piece in checked(place.key, body, md5=md5):
+                copy.write(piece)
+            copy.close()
+            return self._publish(place, copy, md5=md5, expect=expect)
+        finally:
+            copy.discard()
 
     def _publish(self, place: Place, staged: StagedFile, *, md5: bytes, expect: Expect) -> WriteOutcome:
         path = beside.settle(staged, place, md5)
