@@ -40,8 +40,8 @@ def parse_url(url: str) -> DatabaseUrl:
     """Take a URL apart.
 
     Raises:
-        ConfigError: it is no URL, or its password is not percent-encoded, so that a driver would take a piece of it
-            for a host and print it. The message repeats nothing of it but the scheme.
+        ConfigError: it is no URL, or one of which a driver would take a piece of the password for a host, port or
+            database, and print it. The message repeats nothing of it but the scheme.
     """
     scheme, separator, rest = url.strip().partition("://")
     scheme = scheme.partition("+")[0].lower()
@@ -49,13 +49,15 @@ def parse_url(url: str) -> DatabaseUrl:
         raise ConfigError("a database URL was expected, like postgresql://user@host/database; found something else")
     if scheme in {"sqlite", "duckdb"}:
         return DatabaseUrl(scheme=scheme, rest=rest)
-    before_query = rest.partition("?")[0]
-    authority, _, path = before_query.partition("/")
+    authority, _, path = rest.partition("?")[0].partition("/")
     if authority.count("@") > 1 or "@" in path or re.search(r"%(?![0-9A-Fa-f]{2})", rest):
         raise ConfigError(
             f"{scheme} URL: user, password and database must be percent-encoded where they hold one of @ / ? % "
             "(%40 %2F %3F %25)"
         )
+    hosts = authority.rpartition("@")[2].split(",")
+    if not all(re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:\d*)?", host) for host in hosts):
+        raise ConfigError(f"{scheme} URL: host or host:port was expected after user:password@, the port a number")
     return DatabaseUrl(scheme=scheme, rest=rest, secrets=_secrets(rest))
 
 

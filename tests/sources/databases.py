@@ -88,12 +88,11 @@ class Postgres(Database):
     def execute(self, *statements: str) -> None:
         self.server.execute(*statements)
 
-    def one(self, sql: str) -> Any:
-        """The first value of the first row, by a client of its own."""
+    def row(self, sql: str) -> tuple[Any, ...]:
+        """The first row, by a client of its own."""
         with self.server.client() as connection, connection.cursor() as cursor:
             cursor.execute(sql)
-            row = cursor.fetchone()
-            return None if row is None else row[0]
+            return tuple(cursor.fetchone() or ())
 
 
 class Sqlite(Database):

@@ -1,0 +1,110 @@
+"""Database URLs, and that no part of a secret in one ever shows."""
+
+from __future__ import annotations
+
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rivet_dagster.errors import ConfigError
+from rivet_dagster.sources.connect import connect
+from rivet_dagster.sources.postgresql import PostgresSource
+from rivet_dagster.sources.url import parse_url
+
+PASSWORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
+
+
+@given(PASSWORDS, st.sampled_from(["postgresql", "postgres", "postgresql+psycopg", "PostgreSQL+asyncpg"]))
+def test_no_spelling_of_a_password_survives(password: str, scheme: str) -> None:
+    url = parse_url(f"{scheme}://user:{quote(password, safe='')}@host:5432/shop")
+    spellings = {password, quote(password, safe=""), quote(password), quote_plus(password)}
+    for spelling in spellings:
+        masked = url.redact(f"could not use [{spelling}] here").removeprefix("could not use ").removesuffix(" here")
+        assert masked == "[***]"
+    assert password not in repr(url) or password in "DatabaseUrl(scheme='postgresql')"
+
+
+@given(PASSWORDS)
+def test_a_password_among_the_parameters_is_a_secret_too(password: str) -> None:
+    url = parse_url(f"postgresql://host/shop?user=me&password={quote(password, safe='')}&sslmode=prefer")
+    assert url.redact(f"[{password}]") == "[***]"
+
+
+def test_credentials_in_any_url_are_masked() -> None:
+    url = parse_url("postgresql://host/shop")
+    assert url.redact("see postgresql://me:hush@elsewhere/db now") == "see postgresql://***@elsewhere/db now"
+    assert url.redact("host=h password=hush user=u") == "host=h password=*** user=u"
+    assert url.redact("password = 'hu sh' x") == "password = *** x"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:hu@sh@host/shop",
+        "postgresql://me:hu/sh@host/shop",
+        "postgresql://me:hu%sh@host/shop",
+        "postgresql://me:hush",
+        "postgresql://me:hush/shop",
+        "postgresql://me@host:hush/shop",
+        "hush",
+        "hush://",
+        "://hush",
+        "host=h password=hush",
+        "",
+    ],
+)
+def test_a_url_that_cannot_be_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        connect(url)
+    assert "hu" not in str(raised.value).replace("hush:// is not supported", "")
+    assert "sh" not in str(raised.value).replace("hush:// is not supported", "").replace("shop", "")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://host/shop",
+        "postgres://me:p%40ss@host:5432/shop?sslmode=require",
+        "postgresql+psycopg2://host/shop",
+        "postgresql://one:1,two:2/shop",
+        "postgresql://[::1]:5432/shop",
+        "postgresql:///shop?host=/var/run",
+        "postgresql://?dbname=shop",
+        "postgresql://host/other?dbname=shop",
+        "postgresql://host/sh%6Fp",
+    ],
+)
+def test_postgresql_urls_of_every_shape_are_taken(url: str) -> None:
+    source = connect(url)
+    assert isinstance(source, PostgresSource)
+    assert source.engine == "postgresql"
+    assert source.database == "shop"
+
+
+@pytest.mark.parametrize("scheme", ["mysql", "mariadb", "mysql+pymysql", "oracle", "s3"])
+def test_a_scheme_that_is_not_supported_names_those_that_are(scheme: str) -> None:
+    with pytest.raises(ConfigError, match=r"postgresql://, sqlite:/// and duckdb:///"):
+        connect(f"{scheme}://me:hush@host/shop")
+
+
+def test_mysql_is_said_to_come_later() -> None:
+    with pytest.raises(ConfigError, match="extra of its own"):
+        connect("mysql://host/shop")
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite://", "sqlite:///", "sqlite:///:memory:", "duckdb:///", "duckdb://x", "duckdb:///:memory:"]
+)
+def test_a_file_database_needs_a_file(url: str) -> None:
+    from rivet_dagster.rows import Query
+
+    with pytest.raises(ConfigError, match="file was expected"):
+        connect(url).open(Query(sql="SELECT 1 AS x", casts={}))
+
+
+@pytest.mark.parametrize("bounds", [{"batch_rows": 0}, {"batch_bytes": 0}])
+def test_a_batch_has_room_for_a_row(bounds: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="at least one"):
+        connect("postgresql://host/shop", **bounds)
