@@ -63,7 +63,7 @@ def build_export_definitions(
 
     Raises:
         PlanRejected: an export cannot work at this destination; carries every diagnostic.
-        ConfigError: there is no export, or `bundle` or `partitions_def` is given.
+        ConfigError: there is no export, one is named like the job, or `bundle` or `partitions_def` is given.
     """
     planned = list(exports)
     if bundle:
@@ -100,6 +100,9 @@ def build_export_definitions(
         )
         for e in planned
     ]
+    if any(a.op.name == name for a in assets):
+        msg = f"name={name!r} is also the step of an export, and Dagster wants them to differ; give another name"
+        raise ConfigError(msg)
     job = dg.define_asset_job(name, selection=dg.AssetSelection.assets(*(a.key for a in assets)))
     schedules = [dg.ScheduleDefinition(name=f"{name}_schedule", job=job, cron_schedule=schedule)] if schedule else []
     return dg.Definitions(
