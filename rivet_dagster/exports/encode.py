@@ -18,8 +18,8 @@ from rivet_dagster.exports.sink import Sink
 __all__ = ["encode"]
 
 # CSV has no row groups; rows are turned into text in pieces of this size.
-_CSV_BYTES = 8_000_000
-_CSV_ROWS = 262_144
+_CSV_BYTES = 1_000_000
+_CSV_ROWS = 65_536
 # A part is at least so many row groups long, if `max_file_size` divides it at all: what it overshoots stays small.
 _GROUPS_PER_PART = 8
 
@@ -90,6 +90,8 @@ def encode(
             encoding = encoding or _encoding(group, output)
             part = part or _OpenPart(stage(), encoding)
             part.write(group)
+            # Not while the next one is gathered, too.
+            del group
             if output.max_file_size is not None and part.is_full(output.max_file_size):
                 done, part = part.finish(), None
                 yield done

@@ -44,7 +44,7 @@ def cut(
             start, taken = end, int(sizes[end - 1])
             if full:
                 yield _joined(pending, schema)
-                pending, rows, held = [], 0, 0
+                rows, held = 0, 0
         if len(pending) > _MOST_PENDING:
             pending = _joined(pending, schema).to_batches()
     if pending:
@@ -95,4 +95,7 @@ def _added(sizes: list[npt.NDArray[np.int64]], rows: int) -> npt.NDArray[np.int6
 
 def _joined(pending: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
     # One contiguous array per column: where a page ends depends on where arrays end.
-    return pa.Table.from_batches(pending, schema=schema).combine_chunks()
+    joined = pa.Table.from_batches(pending, schema=schema).combine_chunks()
+    # Not while the row group is encoded, too.
+    pending.clear()
+    return joined
