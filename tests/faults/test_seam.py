@@ -126,6 +126,53 @@ def test_a_delayed_head_swap_that_comes_too_late_does_nothing(store, raw):
     assert litter(raw()) == [], "a final record is cleaned once another head is committed"
 
 
+@pytest.mark.parametrize("first", [False, True], ids=["over a head", "first of its prefix"])
+def test_nobody_cleans_a_final_run_while_its_head_swap_may_still_land(store, raw, first):
+    if not first:
+        export(store, Rows(OLD), run_id="run-0")
+    slow = FaultyStore(store, [Trouble("late", operation="write", key=is_head, times=99)])
+    with pytest.raises(CommitUnknown):
+        export(slow, Rows(NEW), run_id="run-1")
+
+    def gate():
+        raise ContractError("refused")
+
+    with pytest.raises(ContractError, match="refused"):
+        export(store, Rows([b"third"], gates=[gate]), run_id="run-2", over=["run-1"])
+    assert slow.release()[0] == "applied"
+    receipt = export(store, Rows([b"fourth"]), run_id="run-3", over=["run-1", "run-2"])
+    assert manifest_of(receipt).ancestors[0].dagster_run_id == "run-1", "it was whole, and is part of the history"
+    assert litter(raw()) == []
+
+
+def _taken(store, raw, token_of_taker):
+    """A run was taken over by another; its record says so, and its part is still there."""
+    slow = FaultyStore(store, [Trouble("dead", operation="write", key=is_part, nth=2, error=Killed)])
+    with pytest.raises(Killed):
+        export(slow, Rows([b"adopted", b"x"]), run_id="dead")
+    [key] = [k for k, v in raw().items() if "manifest-dead" in k]
+    record = read_record(store, PREFIX, key.removeprefix("orders/manifest-").removesuffix(".json"))
+    body = serialise(replace(record.manifest, status=Status.INTERRUPTED, taken_over_by=token_of_taker))
+    store.write(key, body, md5=md5_of(body), expect=record.version)
+
+
+def test_only_the_taker_touches_a_taken_over_run_while_it_is_at_work(store, raw):
+    """The taker may be about to list its parts as its own."""
+    export(store, Rows(OLD), run_id="run-0")
+
+    def meanwhile(n):
+        if n == 1:
+            [taker] = [k for k, v in raw().items() if is_side(k) and b'"running"' in v]
+            _taken(store, raw, taker.removeprefix("orders/manifest-").removesuffix(".json"))
+            export(store, Rows(NEW), run_id="bystander")
+            assert b"adopted" in raw().values()
+
+    with pytest.raises(CommitConflict):
+        export(store, Rows([b"taker-1", b"taker-2"], before_part=meanwhile), run_id="taker")
+    export(store, Rows(NEW), run_id="run-2", over=["taker", "dead"])
+    assert litter(raw()) == [], "the taker is over, so its charge is anybody's to clean"
+
+
 def test_nothing_is_removed_while_the_head_swap_may_still_land(store, raw):
     slow = FaultyStore(store, [Trouble("late", operation="write", key=is_head, times=99)])
     with pytest.raises(CommitUnknown):
