@@ -88,7 +88,8 @@ class _Case:
             faults.append(Fault(path=MANIFEST, kind="manifest", expected=expected, found=found))
         if sight.marker != expected:
             faults.append(Fault(path=MARKER, kind="marker", expected=expected, found=sight.marker or "nothing"))
-        return self._of(head, found, *faults)
+        # A manifest that was changed does not tell which parts there have to be.
+        return self._of(head, found, *faults) if found == expected else self.of_copy(*faults)
 
     def of_earlier(self, sight: Sight, head: Manifest) -> Verdict:
         """The head descends from the delivery: it was replaced, added to, or its successor is being committed."""

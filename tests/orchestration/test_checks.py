@@ -76,6 +76,14 @@ def _faults(evaluation: dg.AssetCheckEvaluation) -> list[dict[str, Any]]:
     return [dict(r.data) for r in _plain(evaluation).get("rivet/fault_table", [])]
 
 
+def _edit_manifest_and_marker(place: Place) -> None:
+    """Leave two control objects that agree with each other; only the materialization remembers other bytes."""
+    manifest = place.base / "orders" / "manifest.json"
+    edited = manifest.read_bytes().replace(b'"rows"', b'"rows" ')
+    manifest.write_bytes(edited)
+    (place.base / "orders" / "_SUCCESS").write_text(f"xxh3:{xxhash.xxh3_64_hexdigest(edited)}\n")
+
+
 def test_a_good_delivery_passes_with_its_numbers(place: Place) -> None:
     place.materialize(orders)
     found = place.check(orders)
@@ -153,10 +161,7 @@ def test_an_edited_manifest_fails(place: Place) -> None:
 def test_a_manifest_and_marker_edited_together_fail(place: Place) -> None:
     """They agree with each other, and not with what the materialization recorded."""
     place.materialize(orders)
-    manifest = place.base / "orders" / "manifest.json"
-    edited = manifest.read_bytes().replace(b'"rows"', b'"rows" ')
-    manifest.write_bytes(edited)
-    (place.base / "orders" / "_SUCCESS").write_text(f"xxh3:{xxhash.xxh3_64_hexdigest(edited)}\n")
+    _edit_manifest_and_marker(place)
     assert [f["kind"] for f in _faults(place.check(orders))] == ["manifest", "marker"]
 
 
@@ -200,9 +205,10 @@ def test_many_faults_are_counted_and_the_table_stays_short(place: Place) -> None
     body = json.dumps(manifest).encode()
     (place.base / "orders" / "manifest.json").write_bytes(body)
     (place.base / "orders" / "_SUCCESS").write_text(f"xxh3:{xxhash.xxh3_64_hexdigest(body)}\n")
-    found = place.check(orders)
-    # Manifest and marker are not what was recorded either.
-    assert (_plain(found)["rivet/faults"], len(_faults(found))) == (122, 50)
+    # Nothing recorded says that this is not the manifest.
+    with dg.DagsterInstance.ephemeral() as new:
+        found = Place(place.base, new).check(orders)
+    assert (_plain(found)["rivet/faults"], len(_faults(found))) == (120, 50)
     assert _plain(found)["rivet/parts_checked"] == 120
 
 
@@ -230,9 +236,8 @@ def test_after_a_second_materialization_the_newest_is_judged(place: Place) -> No
 def test_a_materialization_that_somebody_reported_by_hand_is_skipped_over(place: Place) -> None:
     place.materialize(orders)
     place.instance.report_runless_asset_event(dg.AssetMaterialization(orders.key, metadata={"theirs": 1}))
-    manifest = place.base / "orders" / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b'"rows"', b'"rows" '))
-    assert [f["kind"] for f in _faults(place.check(orders))] == ["manifest"]
+    _edit_manifest_and_marker(place)
+    assert [f["kind"] for f in _faults(place.check(orders))] == ["manifest", "marker"]
 
 
 def test_an_asset_that_was_never_materialized_fails_and_says_so(place: Place) -> None:

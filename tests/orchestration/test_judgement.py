@@ -187,23 +187,13 @@ def test_an_unreadable_manifest_that_was_marked_is_a_fault(shelf: Shelf) -> None
     assert "not a manifest" in verdict.faults[0].found
 
 
-@pytest.mark.parametrize(
-    ("body", "unrecorded"),
-    [
-        (b"", ("marker", "_SUCCESS")),
-        (b"done\n", ("marker", "_SUCCESS")),
-        (b"XXH3:0000000000000000", ("marker", "_SUCCESS")),
-        # Without a record the marker is the only word on what the manifest should be.
-        (b"xxh3:0000000000000000\n", ("manifest", "manifest.json")),
-    ],
-)
-def test_an_edited_marker_is_found(shelf: Shelf, body: bytes, unrecorded: tuple[str, str]) -> None:
+@pytest.mark.parametrize("body", [b"", b"done\n", b"xxh3:0000000000000000\n", b"XXH3:0000000000000000"])
+def test_an_edited_marker_is_found(shelf: Shelf, body: bytes) -> None:
     m = shelf.deliver(1)
     (shelf.root / "_SUCCESS").write_bytes(body)
-    verdict = shelf.judge(m)
-    assert _kinds(verdict) == [("marker", "_SUCCESS")]
-    assert verdict.faults[0].expected == shelf.fingerprints[m.run_id]
-    assert _kinds(shelf.judge(None)) == [unrecorded]
+    for verdict in (shelf.judge(m), shelf.judge(None)):
+        assert _kinds(verdict) == [("marker", "_SUCCESS")]
+        assert verdict.faults[0].expected == shelf.fingerprints[m.run_id]
 
 
 def test_a_deleted_marker_is_found(shelf: Shelf) -> None:
@@ -241,12 +231,24 @@ def test_unknown_objects_are_noted_and_fail_nothing(shelf: Shelf) -> None:
 
 
 def test_objects_of_other_attempts_are_not_unknown(shelf: Shelf) -> None:
-    """A run in flight, one that died, and a delivery just superseded have side records."""
+    """A run in flight has a side record; what a superseded delivery left is named by the ancestors."""
     first = shelf.deliver(1)
     second = shelf.deliver(2, after=first)
     (shelf.root / f"manifest-{first.run_id}.json").unlink()
+    running = replace(second, run_id="run3-00000000-00000003", status=Status.RUNNING, finished_at=None, parts=())
+    (shelf.root / f"manifest-{running.run_id}.json").write_bytes(serialise(running))
+    (shelf.root / "data" / f"part-{running.run_id}-00001.parquet").write_bytes(b"not listed yet")
     verdict = shelf.judge(second)
     assert (verdict.passed, verdict.unknown) == (True, ())
+
+
+def test_a_copy_that_was_edited_too_judges_no_parts(shelf: Shelf) -> None:
+    m = shelf.deliver(1)
+    for name in ("manifest.json", f"manifest-{m.run_id}.json"):
+        edited = shelf.root / name
+        edited.write_bytes(edited.read_bytes().replace(b'"size_bytes": 2', b'"size_bytes": 3'))
+    verdict = shelf.judge(m)
+    assert (_kinds(verdict), verdict.manifest) == ([("manifest", "manifest.json")], None)
 
 
 def test_a_replaced_delivery_passes_and_names_its_successor(shelf: Shelf) -> None:
