@@ -28,6 +28,7 @@ class Parquet(_Settings):
     row_group_bytes: int = Field(
         default=32_000_000,
         ge=1,
+        le=1_000_000_000,
         description="A row group ends with the row that brings its values, before encoding, to so many bytes.",
     )
     row_group_rows: int = Field(
@@ -45,7 +46,8 @@ class Csv(_Settings):
 
     Text is always quoted, so NULL (an empty field) and the empty text (`""`) stay apart. Instants are ISO 8601 in
     UTC and end in `Z`, naive timestamps have no zone, binary is lower-case hex, decimals never have an exponent,
-    floats read back as the same number (`NaN`, `inf`, `-inf`), booleans are `true` and `false`.
+    floats read back as the same number (`NaN`, `inf`, `-inf`), booleans are `true` and `false`. In a part of a single
+    column NULL is an empty line, which some readers skip.
     """
 
     kind: Literal["csv"] = Field(default="csv", description="The format's name.")

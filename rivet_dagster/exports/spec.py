@@ -79,9 +79,9 @@ class Export(BaseModel):
             raise ConfigError(msg)
         return value
 
-    @field_validator("max_file_size")
+    @field_validator("max_file_size", mode="before")
     @classmethod
-    def _sized(cls, value: str | int | None) -> str | int | None:
+    def _sized(cls, value: Any) -> Any:
         if value is not None:
             parse_size(value, field="max_file_size")
         return value

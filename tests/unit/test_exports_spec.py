@@ -42,6 +42,8 @@ def test_exactly_one_of_table_and_query(relation: dict[str, str], found: str) ->
     [
         ({"max_file_size": "256M"}, "max_file_size"),
         ({"max_file_size": "0B"}, "max_file_size"),
+        ({"max_file_size": True}, "max_file_size"),
+        ({"max_file_size": 1.5}, "max_file_size"),
         ({"format": "parket"}, "format"),
         ({"name": "  "}, "name"),
         ({"retain": -1}, "retain"),
