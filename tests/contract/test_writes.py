@@ -8,7 +8,7 @@ import pytest
 import xxhash
 
 from rivet_dagster.contract import ABSENT, ANY
-from rivet_dagster.errors import DestinationError, IntegrityError
+from rivet_dagster.errors import DestinationError, IntegrityError, PreconditionFailed
 from rivet_dagster.testing import ScriptedBody
 from tests.contract.kit import KEY, LARGE, MIB, SMALL, Boom, boom, content, md5, staged, write
 
@@ -153,6 +153,19 @@ def test_discarding_does_not_touch_what_was_written(harness, body):
     destination.write(KEY, part, md5=part.digests["md5"], expect=ABSENT)
     part.discard()
     part.discard()
+    assert harness.raw() == {harness.raw_name(KEY): body}
+
+
+def test_a_staged_part_may_be_written_again(harness, body):
+    """As after a reply that was lost: it meets itself, or takes its own place. What has left cannot leave again."""
+    destination = harness.fresh()
+    at_rest = destination.capabilities.commit_protocol.leaves_objects_at_rest
+    with staged(destination, KEY, body) as part:
+        destination.write(KEY, part, md5=md5(body), expect=ABSENT)
+        if at_rest:
+            with pytest.raises(PreconditionFailed):
+                destination.write(KEY, part, md5=md5(body), expect=ABSENT)
+        assert destination.write(KEY, part, md5=md5(body), expect=ANY).size_bytes == len(body)
     assert harness.raw() == {harness.raw_name(KEY): body}
 
 
