@@ -200,10 +200,11 @@ def tidy(
     """
     try:
         found = records(destination, prefix, sight.head)
-        kept = _kept(destination, prefix, sight)
-        for other, record in found.items():
-            if other != token and (why := _removable_because(record, sight, found)):
-                _remove_attempt(destination, prefix, record, kept=kept, because=why, log=log)
+        over = {t: why for t, r in found.items() if t != token and (why := _removable_because(r, sight, found))}
+        # The chain of an old append dataset is long: it is read only where there is something to remove.
+        kept = _kept(destination, prefix, sight) if over else frozenset()
+        for other, why in over.items():
+            _remove_attempt(destination, prefix, found[other], kept=kept, because=why, log=log)
         if sight.settled and sight.head and sight.head.dataset is Dataset.SNAPSHOT:
             _remove_superseded(destination, prefix, sight.head, retain=retain, log=log)
     except (DestinationError, ReadError) as e:

@@ -617,6 +617,31 @@ def test_deliveries_beyond_the_ancestors_are_older_and_not_foreign(store, raw, m
     assert len(look(store, PREFIX).head.ancestors) == 3
 
 
+def test_older_deliveries_are_known_by_their_sequence_even_when_they_were_copied(store, raw, monkeypatch):
+    """A restored prefix has young time stamps all over."""
+    monkeypatch.setattr("rivet_dagster.manifest.MAX_ANCESTORS", 3)
+    for n in range(6):
+        kind = Dataset.SNAPSHOT if n == 0 else Dataset.APPEND
+        export(store, Rows([b"%d" % n], dataset=kind), run_id=f"run-{n}")
+    for key, body in raw().items():
+        if is_side(key):
+            store.write(key, body, md5=md5_of(body), expect=ANY)
+    export(store, Rows([b"6"], dataset=Dataset.APPEND), run_id="run-6")
+    assert read_as_a_reader(raw()) == [b"%d" % n for n in range(7)]
+
+
+def test_rejecting_a_head_leaves_the_markers_delivery_alone(store, raw):
+    """The rejected head is a snapshot whose ancestors would be superseded, had it been committed."""
+    _head_with_a_missing_part(store, raw)
+
+    def gate():
+        raise ContractError("refused")
+
+    with pytest.raises(ContractError, match="refused"):
+        export(store, Rows([b"third"], gates=[gate]), run_id="run-2", over=["run-1"])
+    assert read_as_a_reader(raw()) == OLD
+
+
 def test_removals_and_takeovers_are_logged(store, raw, caplog):
     caplog.set_level(logging.INFO)
     export(store, Rows(OLD), run_id="run-0")
