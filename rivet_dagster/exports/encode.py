@@ -8,6 +8,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from rivet_dagster.contract import EncodedPart, Staged
+from rivet_dagster.errors import ContractError
 from rivet_dagster.exports.csv import CsvEncoding
 from rivet_dagster.exports.formats import Parquet
 from rivet_dagster.exports.output import OutputSettings
@@ -50,7 +51,14 @@ class _OpenPart:
 
     def write(self, rows: pa.Table) -> None:
         before = self._sink.tell()
-        self._part.write(rows)
+        try:
+            self._part.write(rows)
+        except pa.ArrowException as e:
+            names = ", ".join(repr(name) for name in rows.column_names)
+            msg = (
+                f"{self._staged.key}: a row of the columns {names} cannot be encoded ({e}); export the odd one as text"
+            )
+            raise ContractError(msg) from e
         self._rows += rows.num_rows
         self._last_group_bytes = self._sink.tell() - before
 
@@ -81,6 +89,9 @@ def encode(
 
     When the batches, the encoder or `stage` fail, or the iterator is closed early, the part that is not complete is
     discarded and gets no footer; those already yielded belong to the caller.
+
+    Raises:
+        ContractError: the format cannot hold a value, though it has the column's type.
     """
     group_bytes, group_rows = _group_limits(output)
     encoding: _Encoding | None = None

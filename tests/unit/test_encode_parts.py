@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rivet_dagster.contract import EncodedPart
-from rivet_dagster.errors import DestinationError, SourceError
+from rivet_dagster.errors import ContractError, DestinationError, SourceError
 from rivet_dagster.exports.encode import encode
 from rivet_dagster.exports.formats import Csv, Parquet
 from rivet_dagster.exports.output import resolve_output
@@ -236,6 +236,18 @@ class TestFailure:
         assert len(done) == 1
         only_these_are_whole(shelf, done, fmt)
 
+    def test_of_the_encoder_names_the_part_and_its_columns(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A value that pyarrow cannot write, which depends on its version."""
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise pa.ArrowNotImplementedError("too odd")
+
+        monkeypatch.setattr(pq.ParquetWriter, "write_table", refuse)
+        shelf = Shelf()
+        with pytest.raises(ContractError, match=r"part-1.*'id', 'text'.*too odd.*as text"):
+            collect([], ROWS.to_batches(), Parquet(), shelf.stage)
+        only_these_are_whole(shelf, [], Parquet())
+
     @pytest.mark.parametrize("fmt", FORMATS)
     def test_to_stage_leaves_what_was_yielded(self, fmt: Any) -> None:
         shelf, done = Shelf(), []
@@ -344,9 +356,18 @@ def test_memory_is_bounded_by_a_row_group_not_by_the_table() -> None:
 
 
 def test_many_small_batches_do_not_pile_up() -> None:
-    one = pa.RecordBatch.from_pylist([{"a": 1}])
-    (group,) = cut((one for _ in range(20_000)), one.schema, group_bytes=10**9, group_rows=10**9)
-    assert group.num_rows == 20_000
+    schema, held = pa.schema([("a", pa.int64())]), []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for i in range(5_000):
+            yield pa.RecordBatch.from_pydict({"a": [i]}, schema=schema)
+            held.append(pa.total_allocated_bytes())
+
+    before = pa.total_allocated_bytes()
+    (group,) = cut(batches(), schema, group_bytes=10**9, group_rows=10**9)
+    assert group["a"].to_pylist() == list(range(5_000))
+    # A buffer of its own for each row would be 64 bytes times 5,000.
+    assert max(held) - before < 200_000
 
 
 def test_duckdb_reads_the_parts_of_both_formats_as_one_dataset(tmp_path: Any) -> None:
