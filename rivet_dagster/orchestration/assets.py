@@ -10,6 +10,8 @@ from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.manifest import fingerprint
 from rivet_dagster.orchestration.handle import ExportHandle
+from rivet_dagster.orchestration.io_managers import ExportIOManager
+from rivet_dagster.orchestration.resources import DatabaseResource
 
 __all__ = ["KeyPrefix", "build_export_asset", "export_asset", "export_key"]
 
@@ -113,7 +115,7 @@ def export_asset(
         metadata=metadata,
         tags={"rivet/export": export.mode.kind, **(tags or {})},
         kinds=shown,
-        required_resource_keys={source},
+        required_resource_keys={source, io_manager_key},
         io_manager_key=io_manager_key,
         code_version=_code_version(export),
         retry_policy=retry_policy,
@@ -123,9 +125,20 @@ def export_asset(
     )
     def _export(context: dg.AssetExecutionContext) -> ExportHandle:
         # Nothing is read here: the IO manager reads, within the commit.
-        return ExportHandle(export=export, database=getattr(context.resources, source))
+        _require(context, io_manager_key, ExportIOManager)
+        return ExportHandle(export=export, database=_require(context, source, DatabaseResource))
 
     return _export
+
+
+def _require(context: dg.AssetExecutionContext, key: str, kind: type[Any]) -> Any:
+    # Dagster's default IO manager would store the handle, and call that a materialization.
+    found = getattr(context.resources, key)
+    if isinstance(found, kind):
+        return found
+    name = context.asset_key.to_user_string()
+    msg = f"{name}: expected the resource {key!r} to be a {kind.__name__}, found {type(found).__name__}"
+    raise dg.Failure(description=f"{msg}; give this key one of rivet_dagster's", allow_retries=False)
 
 
 def export_key(export: Export, key_prefix: KeyPrefix) -> dg.AssetKey:

@@ -6,6 +6,7 @@ A plain raise leaves it to the user's `RetryPolicy` whether and how often the st
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import dagster as dg
@@ -18,9 +19,16 @@ __all__ = [
     "as_dagster_failure",
     "leave_out_foreign_texts",
     "left_behind",
+    "masked",
     "may_be_repeated",
     "partitions_failure",
 ]
+
+_MASKS = (
+    (re.compile(r"(?<=://)[^\s/@]*@"), "***@"),
+    (re.compile(r"\?[^\s?'\"]*=[^\s'\"]*"), "?***"),
+    (re.compile(r"(?i)\b((?:account_?key|secret\w*|password|token|sig|signature|sas)\s*[=:]\s*)[^\s;&'\"]+"), r"\1***"),
+)
 
 
 class LeftOut(Exception):
@@ -88,6 +96,13 @@ def partitions_failure(
         names = sorted({type(e).__name__ for e in errors.values()})
         failure.metadata = {**failure.metadata, "rivet/error": dg.MetadataValue.text(", ".join(names))}
     return failure
+
+
+def masked(text: str) -> str:
+    """The text of an SDK without what can carry a secret: queries of URLs, credentials in them, key=value pairs."""
+    for pattern, shown in _MASKS:
+        text = pattern.sub(shown, text)
+    return text
 
 
 def leave_out_foreign_texts(error: BaseException) -> None:

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from rivet_dagster.exports.spec import Export
-from rivet_dagster.rows import Source
+from rivet_dagster.orchestration.resources import DatabaseResource
 
-__all__ = ["ExportHandle", "OpensSource"]
-
-
-class OpensSource(Protocol):
-    """What a source resource has to offer."""
-
-    def source(self) -> Source:
-        """The database to read from."""
-        ...
+__all__ = ["ExportHandle"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,4 +20,4 @@ class ExportHandle:
     """
 
     export: Export
-    database: OpensSource
+    database: DatabaseResource

@@ -12,7 +12,9 @@ from pydantic import Field, PrivateAttr
 from rivet_dagster.contract import Destination, DestinationCapabilities
 from rivet_dagster.destinations.local import LocalDestination
 from rivet_dagster.destinations.stdout import StdoutDestination
+from rivet_dagster.errors import DestinationError, RivetError
 from rivet_dagster.layout import Prefix, asset_prefix
+from rivet_dagster.orchestration.failures import masked
 from rivet_dagster.orchestration.outputs import Outlet
 from rivet_dagster.orchestration.settings import Duration, Settings, Size
 
@@ -86,7 +88,16 @@ class ExportIOManager(dg.ConfigurableIOManager):
         """
         # Not in setup_for_execution: Dagster does not retry a resource that fails to start.
         if self._opened is None:
-            self._opened = self.open_destination(self._clients)
+            try:
+                self._opened = self.open_destination(self._clients)
+            except RivetError:
+                raise
+            except Exception as e:
+                msg = (
+                    f"{self.kind}: expected a client, found that its resource cannot build one: "
+                    f"{type(e).__name__}: {masked(str(e))}; correct the resource's settings or the environment"
+                )
+                raise DestinationError(msg) from e
         return self._opened
 
     @property

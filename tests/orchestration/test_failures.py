@@ -20,7 +20,7 @@ from rivet_dagster.errors import (
     ReadError,
     SourceError,
 )
-from rivet_dagster.orchestration.failures import LeftOut, as_dagster_failure, left_behind
+from rivet_dagster.orchestration.failures import LeftOut, as_dagster_failure, left_behind, masked
 from tests.faults.kit import Trouble, is_part, is_side
 from tests.orchestration.kit import chain, events, failure, faulty_local, materializations, on_disk, plain, run, told
 
@@ -288,3 +288,53 @@ def _attempts(instance, lake, shop, export):
     assert asked in said.description
     assert on_disk(lake) == {} or not any("/data/" in k for k in on_disk(lake))
     return events(instance, result.run_id).count("STEP_UP_FOR_RETRY") + 1, plain(said.metadata)["rivet/error"]
+
+
+@pytest.mark.parametrize("other", [dg.FilesystemIOManager, dg.InMemoryIOManager], ids=lambda k: k.__name__)
+def test_another_io_manager_does_not_pass_for_an_export(instance, tmp_path, shop, orders, other, monkeypatch):
+    """Dagster's own would pickle the handle and report a materialization of nothing."""
+    monkeypatch.chdir(tmp_path)
+    result = run([orders], other(), instance, resources={"source": shop})
+    assert "expected the resource 'io_manager' to be a ExportIOManager" in told(result, "orders")
+    assert materializations(result, "orders") == []
+
+
+def test_a_source_that_is_none_is_named(instance, lake, orders):
+    result = run([orders], rd.LocalIOManager(path=str(lake)), instance, resources={"source": "sqlite:///shop.db"})
+    assert "expected the resource 'source' to be a DatabaseResource, found str" in told(result, "orders")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Invalid URL: https://a.blob/c?sv=1&sig=abc%2F", "Invalid URL: https://a.blob/c?***"),
+        ("cannot reach https://me:pw@host/x", "cannot reach https://***@host/x"),
+        ("AccountKey=abc==;EndpointSuffix=x", "AccountKey=***;EndpointSuffix=x"),
+        ("Your default credentials were not found.", "Your default credentials were not found."),
+        ("Is it there? Yes.", "Is it there? Yes."),
+    ],
+)
+def test_what_an_sdk_says_of_its_settings_is_shown_without_secrets(text, shown):
+    assert masked(text) == shown
+
+
+def test_a_client_that_cannot_be_built_is_a_clear_error(instance, shop, orders):
+    from dagster_aws.s3 import S3Resource
+
+    io_manager = rd.S3IOManager(s3=S3Resource(profile_name="no_such_profile"), bucket="lake")
+    result = run([orders], io_manager, instance, resources={"source": shop})
+    assert "s3: expected a client" in told(result, "orders")
+    assert "no_such_profile" in told(result, "orders")
+    assert "DestinationError" in {e.cls_name for e in chain(failure(result, "orders").error)}
+
+
+def test_a_client_that_is_refused_its_address_does_not_repeat_it(instance, shop, orders):
+    from dagster_azure.blob import AzureBlobStorageResource, AzureBlobStorageSASTokenCredential
+
+    sas = AzureBlobStorageSASTokenCredential(token="sv=1&sig=hunter2")
+    account = AzureBlobStorageResource(account_url="https://?sv=1&sig=hunter2", credential=sas)
+    result = run(
+        [orders], rd.AzureIOManager(blob_storage=account, container="lake"), instance, resources={"source": shop}
+    )
+    assert "azure: expected a client" in told(result, "orders")
+    assert "hunter2" not in str(failure(result, "orders"))
