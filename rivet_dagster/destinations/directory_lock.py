@@ -53,9 +53,11 @@ class DirectoryLocks:
             yield
         finally:
             del held[directory]
-            # Closing is not enough where a forked child has inherited the descriptor.
-            fcntl.flock(fd, fcntl.LOCK_UN)
-            os.close(fd)
+            try:
+                # Closing is not enough where a forked child has inherited the descriptor.
+                fcntl.flock(fd, fcntl.LOCK_UN)
+            finally:
+                os.close(fd)
 
     def used(self, directory: Path) -> bool:
         """Whether anybody ever locked this directory: a conditional write may be under way only then."""

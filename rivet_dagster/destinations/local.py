@@ -127,7 +127,8 @@ class LocalDestination(ObjectDestination):
         """The regular files directly in a directory whose names can be keys, in order of name."""
         at = self._directory(directory_segments(directory), directory)
         try:
-            names = sorted(e.name for e in os.scandir(at) if e.is_file(follow_symlinks=False))
+            with os.scandir(at) as entries:
+                names = sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
         except (FileNotFoundError, NotADirectoryError):
             names = []
         except OSError as e:

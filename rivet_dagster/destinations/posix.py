@@ -18,7 +18,6 @@ from rivet_dagster.errors import DestinationError
 
 __all__ = ["describe", "link_new", "make_directory", "object_at", "read_range", "sync_directory"]
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 # Control objects are far smaller; to hash a part of many gigabytes at each look would cost more than it tells.
@@ -94,7 +93,8 @@ def object_at(path: Path, key: str) -> Iterator[int | None]:
 
 def _open(path: Path, key: str) -> int | None:
     try:
-        fd = os.open(path, _READ)
+        # Without waiting for the other end of a pipe, and without following a link.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as e:
