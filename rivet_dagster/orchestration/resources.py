@@ -28,7 +28,7 @@ class DatabaseResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     url: str = Field(
         description=(
-            "Where the database is: postgresql://, mysql://, mariadb://, sqlite:/// or duckdb:///. Give it as"
+            "Where the database is: postgresql://user@host/database, sqlite:///file or duckdb:///file. Give it as"
             ' dg.EnvVar("DATABASE_URL"): a password in a URL written here would be shown in the UI.'
         ),
     )
