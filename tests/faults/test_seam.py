@@ -630,6 +630,14 @@ def test_older_deliveries_are_known_by_their_sequence_even_when_they_were_copied
     assert read_as_a_reader(raw()) == [b"%d" % n for n in range(7)]
 
 
+def test_a_zero_row_append_that_rejects_a_head_puts_a_whole_one_in_its_place(store, raw):
+    _head_with_a_missing_part(store, raw)
+    receipt = export(store, Rows([], dataset=Dataset.APPEND), run_id="run-2", over=["run-1"])
+    assert not receipt.unchanged
+    assert look(store, PREFIX).settled
+    assert read_as_a_reader(raw()) == OLD
+
+
 def test_rejecting_a_head_leaves_the_markers_delivery_alone(store, raw):
     """The rejected head is a snapshot whose ancestors would be superseded, had it been committed."""
     _head_with_a_missing_part(store, raw)
