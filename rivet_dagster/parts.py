@@ -30,7 +30,7 @@ def write_part(destination: Destination, encoded: EncodedPart, *, number: int, p
     """Write a part and compare what the store has with what was encoded; the staged bytes are gone afterwards.
 
     Raises:
-        IntegrityError: the store holds other bytes; that object was removed.
+        IntegrityError: the store holds other bytes; that object goes with the attempt.
         NoAnswer: the store did not confirm, and reading back did not help; the object may be there.
         DestinationError: the store failed. What is left behind is what the capabilities say.
     """
@@ -38,10 +38,6 @@ def write_part(destination: Destination, encoded: EncodedPart, *, number: int, p
     try:
         outcome = _written(destination, staged)
         level = _verified(destination, staged, outcome, verify)
-    except IntegrityError:
-        if isinstance(destination, ObjectDestination):
-            destination.remove(staged.key)
-        raise
     except DestinationError as e:
         if destination.capabilities.partial_write_risk:
             msg = f"{e}; part of the output may have been seen"
