@@ -1,4 +1,4 @@
-"""What a manifest says: one delivery, its parts, what it descends from. Pure: no I/O, no clock. `wire` has the bytes."""
+"""What a manifest says: one delivery, its parts, what it descends from. Pure: no I/O, no clock. Bytes: see `wire`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Part:
         size_bytes: of the object.
         content_fingerprint: `xxh3:<16 hex>` of its bytes.
         content_md5: base64, or "" where a foreign writer has none.
-        status: "committed", or "quarantined" in a foreign manifest.
+        status: "committed"; what a foreign manifest lists as quarantined is not among its parts.
         verification: how the store's copy was verified; `None` in a foreign manifest.
         key_range: half-open range of keys, where known.
     """

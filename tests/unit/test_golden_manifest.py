@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rivet_dagster.errors import ReadError
 from rivet_dagster.manifest import Dataset, Manifest, Part, Status, fingerprint, marker_body
 from rivet_dagster.wire import parse, serialise
 from tests import rivet_cli
@@ -123,3 +124,26 @@ def test_rivet_fails_what_was_damaged(tmp_path: Path, damage: str, code: str) ->
         (root / "_SUCCESS").write_bytes(marker_body("xxh3:" + "0" * 16))
     said = rivet_cli.validate(rivet_cli.local(root), workdir=tmp_path)
     assert (said.passed, said.exit_code, said.codes) == (False, 3, (code,))
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_quarantined_part_is_no_part_for_rivet_and_for_us(tmp_path: Path, counted: bool) -> None:
+    """It is listed and counted in neither sum; a manifest that counts it contradicts itself."""
+    root = tmp_path / "dataset"
+    m = _deliver(root)
+    raw = json.loads((root / "manifest.json").read_bytes())
+    raw["parts"].append({**raw["parts"][0], "part_id": 3, "path": "data/bad.parquet", "status": "quarantined"})
+    if counted:
+        raw["part_count"] += 1
+        raw["row_count"] += raw["parts"][0]["rows"]
+    body = json.dumps(raw).encode()
+    (root / "manifest.json").write_bytes(body)
+    (root / "_SUCCESS").write_bytes(marker_body(fingerprint(body)))
+    said = rivet_cli.validate(rivet_cli.local(root), workdir=tmp_path)
+    if counted:
+        assert said.codes == ("RIVET_VERIFY_MANIFEST_INCONSISTENT",)
+        with pytest.raises(ReadError, match="contradicts itself"):
+            parse(body, where="manifest.json")
+    else:
+        assert (said.passed, said.parts) == (True, 2)
+        assert parse(body, where="manifest.json").parts == m.parts
