@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from tests.servers.reverseproxy import ClientGone, Passage, Request, Response, ReverseProxy
+from tests.servers.messages import ClientGone, Request, Response
+from tests.servers.reverseproxy import Passage, ReverseProxy
 
 WAIT_S = 30.0
 

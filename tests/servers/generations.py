@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit, urlunsplit
 
-from tests.servers.reverseproxy import Passage, Request, Response, ReverseProxy
+from tests.servers.messages import Request, Response
+from tests.servers.reverseproxy import Passage, ReverseProxy
 from tests.servers.stores import GCSServer, gcs_emulator
 
 OBJECT = re.compile(r"(?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)")
