@@ -22,6 +22,8 @@ import pytest
 
 import rivet_dagster as rd
 from rivet_dagster import errors
+from rivet_dagster.contract import DestinationCapabilities
+from rivet_dagster.exports.plan import Level
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -253,6 +255,25 @@ def test_every_error_and_what_to_do_is_listed() -> None:
     said = {n for row in _table(_section("Errors and log lines"), "error") for n in _names(row["error"])}
     public = {n for n in rd.__all__ if inspect.isclass(c := getattr(rd, n)) and issubclass(c, errors.RivetError)}
     assert said == public - {"RivetError"}
+
+
+def test_the_rules_of_planning_and_their_levels_are_those_of_the_code() -> None:
+    said = {_names(row["rule"])[0]: row["level"] for row in _table(_section("Planning"), "rule")}
+    source = (ROOT / "rivet_dagster" / "exports" / "plan.py").read_text()
+    in_code = {rule: Level[level].value for level, rule in re.findall(r'level=Level\.(\w+),\s+rule="([\w-]+)"', source)}
+    assert said == in_code
+
+
+def test_what_a_definition_shows_is_named(snippet: Any) -> None:
+    (text,) = re.findall(r"^The definition of an asset made by .*?\n\n", README, re.MULTILINE | re.DOTALL)
+    exports = [rd.Export(name="orders", table="orders")]
+    source = rd.DatabaseResource(url="sqlite:///shop.db")
+    defs = rd.build_export_definitions(exports, source=source, destination=rd.StdoutIOManager())
+    (asset,) = defs.assets
+    shown = {k for k in asset.metadata_by_key[asset.key] if k.startswith(("rivet/", "dagster/uri"))}
+    promises = {k for k in _said_of_metadata()[0] if k.removeprefix("rivet/") in DestinationCapabilities.__slots__}
+    assert len(promises) == 4
+    assert shown == promises | {n for n in _names(text) if "/" in n}
 
 
 def _run(asset: Any, io_manager: Any, tmp_path: Path) -> tuple[dict[str, Any], list[tuple[int, str]]]:
