@@ -26,7 +26,8 @@ class AzureDestination(ObjectStoreDestination):
 
     Every request carries the MD5 of its bytes, which the service checks. Of what one request wrote the service
     keeps its own MD5, which is compared; of blocks it keeps none, so no MD5 is set there either: it would be a
-    label of ours that the service never checked, and look like proof to whoever reads it.
+    label of ours that the service never checked, and look like proof to whoever reads it. (What another tool wrote
+    in blocks may carry such a label, and cannot be told apart.)
     Blocks that were never committed are invisible, cannot be discarded, and are dropped by the service after a week.
     """
 

@@ -24,7 +24,8 @@ _MAX_SINGLE_PUT_BYTES = 8 * MIB
 _QUANTUM_BYTES = 256 << 10
 _NO_GENERATION = 1
 _LAST_GENERATION = (1 << 63) - 1
-_READ_ATTEMPTS = 3
+# The service takes about one update of an object per second, so two would do there.
+_READ_ATTEMPTS = 20
 
 
 class GCSDestination(ObjectStoreDestination):

@@ -5,12 +5,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import socket
+import ssl
 import traceback
 from datetime import datetime, timedelta, timezone
 
 import pytest
+import requests
+from azure.core.exceptions import ServiceRequestError
+from botocore import exceptions as sdk
+from urllib3.exceptions import MaxRetryError, SSLError
 
 from rivet_dagster.contract import ANY
+from rivet_dagster.destinations.answers import NO_REPLY, UNTRUSTED
+from rivet_dagster.destinations.network import no_answer
 from rivet_dagster.errors import DestinationError, NoAnswer, PreconditionFailed
 from tests.servers.faultproxy import answer, drop_request
 from tests.servers.process import free_port
@@ -70,6 +77,23 @@ def test_an_endpoint_that_has_no_address(backend, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     said = plainly_refused(every_call(destination)["head"])
     assert "store.example.invalid:9000 cannot be reached" in said
+
+
+def test_a_certificate_that_nobody_trusts_is_told_from_a_broken_connection():
+    """However deep an SDK has wrapped it."""
+    untrusted = requests.exceptions.SSLError(
+        MaxRetryError(None, "/", reason=SSLError(ssl.SSLCertVerificationError("certificate verify failed")))
+    )
+    assert no_answer(sdk.SSLError(endpoint_url="https://store", error=untrusted)).code == NO_REPLY
+    try:
+        try:
+            raise untrusted
+        except requests.exceptions.SSLError as e:
+            raise sdk.SSLError(endpoint_url="https://store", error=e)  # noqa: B904 - as botocore does
+    except sdk.SSLError as e:
+        assert no_answer(e).code == UNTRUSTED
+    assert no_answer(ServiceRequestError(untrusted, error=untrusted)).code == UNTRUSTED
+    assert no_answer(ssl.SSLEOFError("EOF occurred in violation of protocol")).code == NO_REPLY
 
 
 FORBIDDEN = {
