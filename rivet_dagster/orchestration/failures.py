@@ -69,6 +69,8 @@ def left_behind(error: RivetError, capabilities: DestinationCapabilities) -> str
         return "nothing of this run is visible; the other run's delivery is"
     if capabilities.partial_write_risk:
         return "part of the output may have been seen; there is nothing to roll back"
+    if isinstance(error, DestinationError):
+        return "readers see the previous delivery, if any; the next run finishes or removes what this one left"
     return "nothing of this run is visible; the previous delivery, if any, is untouched"
 
 

@@ -18,7 +18,7 @@ from rivet_dagster.exports.spec import Export
 from rivet_dagster.layout import asset_prefix
 from rivet_dagster.manifest import Column, Manifest
 from rivet_dagster.orchestration.announce import announce
-from rivet_dagster.orchestration.failures import partitions_failure
+from rivet_dagster.orchestration.failures import left_behind, partitions_failure
 from rivet_dagster.orchestration.handle import ExportHandle
 from rivet_dagster.orchestration.metadata import combined_data_version, materialization_metadata
 from rivet_dagster.orchestration.run_facts import RunFacts, add_partition_metadata, set_data_version
@@ -81,6 +81,10 @@ class Outlet:
                 )
             except RivetError as e:
                 failed[key] = e
+                where = destination.uri(asset_prefix(context.asset_key.path, key).root)
+                left = left_behind(e, self.capabilities)
+                # Without the traceback: its texts are not yet free of secrets.
+                context.log.error("export '%s': failed at %s: %s", name, where, left)  # noqa: TRY400
         if failed:
             failure = partitions_failure(failed, of=keys, capabilities=self.capabilities, uri=uri)
             raise failure from failure.__cause__

@@ -81,16 +81,22 @@ def _step(context: dg.OutputContext | dg.InputContext) -> Any | None:
 
 
 def _repeated(step: Any) -> set[str]:
-    # Only a re-execution that leaves out what succeeded may take over what its parent committed: re-executing all
-    # steps, or a step that had succeeded, asks for fresh data.
+    # Only a re-execution from failure takes over what its parent committed: whoever executes all steps, or a step
+    # that had succeeded, asks for fresh data.
     run = step.dagster_run
-    partial = run.step_keys_to_execute is not None or run.tags.get("dagster/is_asset_resume_retry") == "true"
-    if not run.parent_run_id or not partial:
+    if not run.parent_run_id or not _resumes(step):
         return set()
     done = step.instance.all_logs(run.parent_run_id, of_type=dg.DagsterEventType.STEP_SUCCESS)
     if any(entry.step_key == step.step.key for entry in done):
         return set()
     return {i for i in (run.parent_run_id, run.root_run_id) if i}
+
+
+def _resumes(step: Any) -> bool:
+    run = step.dagster_run
+    tagged = run.is_resume_retry or run.tags.get("dagster/is_asset_resume_retry") == "true"
+    # `dagster.execute_job` sets no tag, but only a part of a run knows what was there before it.
+    return tagged or step.get_known_state().parent_state is not None
 
 
 def _max_retries(policy: dg.RetryPolicy | None, tags: Mapping[str, str]) -> int:

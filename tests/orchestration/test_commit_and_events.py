@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-from pathlib import Path
 
 import dagster as dg
 import pandas as pd
@@ -12,7 +11,7 @@ import pytest
 
 import rivet_dagster as rd
 from rivet_dagster.errors import DestinationError, NoAnswer
-from tests.faults.kit import Trouble, is_head, is_marker, is_part
+from tests.faults.kit import FaultyStore, Trouble, is_head, is_marker, is_part
 from tests.orchestration.kit import (
     NO_WAIT,
     events,
@@ -38,8 +37,6 @@ def test_nothing_is_materialized_before_the_marker_is_there(instance, lake, shop
 
     class Watched(rd.LocalIOManager):
         def open_destination(self, clients):
-            from tests.faults.kit import FaultyStore
-
             return FaultyStore(super().open_destination(clients), before=look)
 
     result = run([orders], Watched(path=str(lake)), instance, resources={"source": shop})
@@ -76,8 +73,6 @@ def test_a_retry_after_the_commit_returns_its_receipt_and_exports_nothing(instan
 
     class DiesOnce(rd.LocalIOManager):
         def open_destination(self, clients):
-            from tests.faults.kit import FaultyStore
-
             inner = super().open_destination(clients)
             return FaultyStore(inner, troubles=[] if lost.seen else [lost], calls=calls)
 
@@ -112,55 +107,67 @@ def test_a_retry_after_a_failed_part_has_each_row_once(instance, lake, shop):
     assert sorted(pq.read_table(part)["id"].to_pylist()) == list(range(1, 101))
 
 
+class DiesWhenTold(rd.LocalIOManager):
+    """Where `TEST_DIES` is set, the marker lands and then nothing answers any more."""
+
+    def open_destination(self, clients):
+        lost = Trouble("dead-after", operation="write", key=is_marker, error=NoAnswer)
+        return FaultyStore(super().open_destination(clients), troubles=[lost] if "TEST_DIES" in os.environ else [])
+
+
 def job_of_orders():
-    """Loaded by name, as Dagster does it; the test says where to."""
-    lake, shop, dies = os.environ["TEST_LAKE"], os.environ["TEST_SHOP"], "TEST_DIES" in os.environ
-    # The marker lands, then nothing answers any more.
-    lost = Trouble("dead-after", operation="write", key=is_marker, error=NoAnswer)
-    io_manager = faulty_local(Path(lake), lost) if dies else rd.LocalIOManager(path=lake)
+    """Loaded by name, and only once in a process, as Dagster does it: what differs comes from the environment."""
     definitions = dg.Definitions(
         assets=[rd.build_export_asset(rd.Export(name="orders", table="orders"))],
-        resources={"io_manager": io_manager, "source": rd.DatabaseResource(url=f"sqlite:///{shop}")},
+        resources={
+            "io_manager": DiesWhenTold(path=dg.EnvVar("TEST_LAKE")),
+            "source": rd.DatabaseResource(url=dg.EnvVar("TEST_DATABASE_URL")),
+        },
         jobs=[dg.define_asset_job("export_orders")],
         executor=dg.in_process_executor,
     )
     return definitions.resolve_job_def("export_orders")
 
 
-def test_a_reexecution_from_failure_takes_over_what_its_parent_committed(instance, lake, shop_file, monkeypatch):
-    """The parent committed, then died before Dagster heard of it; the child must not export again."""
+@pytest.fixture
+def job(lake, shop_file, monkeypatch):
     monkeypatch.setenv("TEST_LAKE", str(lake))
-    monkeypatch.setenv("TEST_SHOP", str(shop_file))
+    monkeypatch.setenv("TEST_DATABASE_URL", f"sqlite:///{shop_file}")
+    return dg.reconstructable(job_of_orders)
+
+
+def test_a_reexecution_from_failure_takes_over_what_its_parent_committed(instance, lake, job, monkeypatch):
+    """The parent committed, then died before Dagster heard of it; the child must not export again."""
     monkeypatch.setenv("TEST_DIES", "1")
-    job = dg.reconstructable(job_of_orders)
     parent = dg.execute_job(job, instance=instance)
     assert not parent.success
     before = on_disk(lake)
     assert "orders/_SUCCESS" in before
     monkeypatch.delenv("TEST_DIES")
     again = dg.ReexecutionOptions.from_failure(parent.run_id, instance)
-    child = dg.execute_job(dg.reconstructable(job_of_orders), instance=instance, reexecution_options=again)
+    child = dg.execute_job(job, instance=instance, reexecution_options=again)
     said = plain(materialization(child, "orders").metadata)
     assert said["rivet/run_id"].startswith(parent.run_id)
     assert said["dagster/row_count"] == 100
     assert on_disk(lake) == before
 
 
-def test_a_reexecution_of_all_steps_exports_again(instance, lake, shop_file, monkeypatch):
-    monkeypatch.setenv("TEST_LAKE", str(lake))
-    monkeypatch.setenv("TEST_SHOP", str(shop_file))
-    parent = dg.execute_job(dg.reconstructable(job_of_orders), instance=instance)
-    again = dg.ReexecutionOptions(parent.run_id)
-    child = dg.execute_job(dg.reconstructable(job_of_orders), instance=instance, reexecution_options=again)
+@pytest.mark.parametrize("failed", [False, True], ids=["of-a-good-run", "of-a-failed-run"])
+def test_a_reexecution_of_all_steps_exports_again(instance, lake, job, monkeypatch, failed):
+    if failed:
+        monkeypatch.setenv("TEST_DIES", "1")
+    parent = dg.execute_job(job, instance=instance)
+    assert parent.success is not failed
+    assert (lake / "orders/_SUCCESS").exists()
+    monkeypatch.delenv("TEST_DIES", raising=False)
+    child = dg.execute_job(job, instance=instance, reexecution_options=dg.ReexecutionOptions(parent.run_id))
     assert plain(materialization(child, "orders").metadata)["rivet/run_id"].startswith(child.run_id)
 
 
-def test_a_chosen_step_that_had_succeeded_exports_again(instance, lake, shop_file, monkeypatch):
-    monkeypatch.setenv("TEST_LAKE", str(lake))
-    monkeypatch.setenv("TEST_SHOP", str(shop_file))
-    parent = dg.execute_job(dg.reconstructable(job_of_orders), instance=instance)
+def test_a_chosen_step_that_had_succeeded_exports_again(instance, lake, job):
+    parent = dg.execute_job(job, instance=instance)
     again = dg.ReexecutionOptions(parent.run_id, step_selection=["orders"])
-    child = dg.execute_job(dg.reconstructable(job_of_orders), instance=instance, reexecution_options=again)
+    child = dg.execute_job(job, instance=instance, reexecution_options=again)
     assert plain(materialization(child, "orders").metadata)["rivet/run_id"].startswith(child.run_id)
 
 
@@ -207,8 +214,6 @@ def test_a_commit_conflict_names_the_winner_and_may_be_retried(instance, lake, s
 
     class Raced(rd.LocalIOManager):
         def open_destination(self, clients):
-            from tests.faults.kit import FaultyStore
-
             return FaultyStore(LockFree(super().open_destination(clients)), before=race)
 
     class LockFree:
@@ -269,3 +274,13 @@ def test_a_failure_says_what_is_left_and_where(instance, lake, shop):
     assert metadata["rivet/left_behind"].startswith("nothing of this run is visible")
     assert "no_such_table" in told(result, "nothing")
     assert lines(instance, result.run_id, level=logging.INFO)[0].startswith("export 'nothing': destination")
+
+
+@pytest.mark.parametrize("tag", ["dagster/is_resume_retry", "dagster/is_asset_resume_retry"])
+def test_the_tags_of_the_ui_and_the_daemon_mean_a_reexecution_from_failure_too(instance, lake, job, monkeypatch, tag):
+    monkeypatch.setenv("TEST_DIES", "1")
+    parent = dg.execute_job(job, instance=instance)
+    monkeypatch.delenv("TEST_DIES")
+    again = dg.ReexecutionOptions(parent.run_id)
+    child = dg.execute_job(job, instance=instance, reexecution_options=again, tags={tag: "true"})
+    assert plain(materialization(child, "orders").metadata)["rivet/run_id"].startswith(parent.run_id)

@@ -1,5 +1,6 @@
 """Which failure a retry policy repeats, what a person reads, and what is left where."""
 
+import logging
 import sqlite3
 
 import dagster as dg
@@ -22,7 +23,18 @@ from rivet_dagster.errors import (
 )
 from rivet_dagster.orchestration.failures import LeftOut, as_dagster_failure, left_behind, masked
 from tests.faults.kit import Trouble, is_part, is_side
-from tests.orchestration.kit import chain, events, failure, faulty_local, materializations, on_disk, plain, run, told
+from tests.orchestration.kit import (
+    chain,
+    events,
+    failure,
+    faulty_local,
+    lines,
+    materializations,
+    on_disk,
+    plain,
+    run,
+    told,
+)
 
 RETRIES = dg.RetryPolicy(max_retries=2)
 MAY_PASS = [
@@ -62,6 +74,9 @@ def test_what_may_pass_is_left_to_the_user_s_policy(instance, lake, error):
     result = run([asset], rd.LocalIOManager(path=str(lake)), instance, resources={"source": Broken.with_error(error)})
     assert Broken.asked == 3
     assert events(instance, result.run_id).count("STEP_UP_FOR_RETRY") == 2
+    left = left_behind(error, rd.LocalIOManager.capabilities)
+    said = f"export 'orders': failed at {lake.as_uri()}/orders/: {left}"
+    assert lines(instance, result.run_id, level=logging.ERROR) == [said] * 3
     assert type(error).__name__ in {e.cls_name for e in chain(failure(result, "orders").error)}
     assert str(error) in told(result, "orders")
 
@@ -105,10 +120,11 @@ def test_what_is_left_depends_on_the_error_and_the_promises():
             (CommitUnknown(""), local),
             (CommitConflict(""), local),
             (DestinationError(""), local),
+            (SourceError(""), local),
             (DestinationError(""), stdout),
         ]
     }
-    assert len(said) == 4
+    assert len(said) == 5
     assert left_behind(SourceError(""), local) == left_behind(ContractError(""), local)
     assert "may have been seen" in left_behind(SourceError(""), stdout)
 
