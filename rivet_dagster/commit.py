@@ -21,7 +21,7 @@ from rivet_dagster.control import SideRecord
 from rivet_dagster.errors import CommitConflict, DestinationError
 from rivet_dagster.layout import Prefix, make_token
 from rivet_dagster.manifest import Content, Dataset, Link, Manifest, Part, Status, data_version, fingerprint
-from rivet_dagster.parts import write_part
+from rivet_dagster.parts import Uploads, write_part
 from rivet_dagster.publish import ProvenConflict, look_again, mark, swap_head, won_by, write_symlink_manifest
 from rivet_dagster.readback import Sight, look, remove
 from rivet_dagster.receipts import already_committed, receipt_for, with_rows
@@ -169,6 +169,7 @@ class _Commit:
         self._tidy(seen)
 
     def _write_parts(self, seen: Sight, extraction: Extraction, record: SideRecord) -> tuple[Part, ...]:
+        """Step 2: a part is uploaded while the next one is encoded; all are recorded here, in their order."""
         parts: list[Part] = []
 
         def stage() -> Staged:
@@ -178,10 +179,11 @@ class _Commit:
             self.staged.append(key)
             return self.destination.stage(key)
 
-        for encoded in extraction.parts(stage):
-            number, verify = len(parts) + 1, self.settings.verify
-            parts.append(write_part(self.destination, encoded, number=number, prefix=self.prefix, verify=verify))
-            record.add(parts)
+        with Uploads(self.destination, self.prefix, verify=self.settings.verify) as uploads:
+            for encoded in extraction.parts(stage):
+                parts.extend(uploads.add(encoded))
+                record.add(parts)
+            parts.extend(uploads.rest())
         return tuple(parts)
 
     def _head_is_still(self, seen: Sight) -> None:
@@ -213,14 +215,12 @@ class _Commit:
     def _leave(self, seen: Sight, extraction: Extraction, record: SideRecord) -> ExportReceipt:
         if record.fail():
             remove(self.destination, [self.prefix.side(self.token)], because="no row to export", log=self.log)
-        receipt = receipt_for(
-            self.destination,
-            self.attempt,
-            self.prefix,
-            manifest=seen.committed,
-            fingerprint=seen.committed_fingerprint,
-        )
-        return replace(with_rows(receipt, extraction, ()), unchanged=True, notes=self.notes)
+        receipt = self._receipt(seen.committed, seen.committed_fingerprint)
+        return replace(with_rows(receipt, extraction, ()), unchanged=True)
+
+    def _receipt(self, manifest: Manifest | None, said: str | None) -> ExportReceipt:
+        found = receipt_for(self.destination, self.attempt, self.prefix, manifest=manifest, fingerprint=said)
+        return replace(found, notes=self.notes)
 
     def _draft(self, seen: Sight, content: Content) -> Manifest:
         base, said = seen.committed, seen.committed_fingerprint

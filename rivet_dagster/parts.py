@@ -1,9 +1,13 @@
-"""One part: written, verified against what the store says, and known by a receipt only then."""
+"""Parts: written, verified against what the store says, and known by a receipt only then."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
 
 from rivet_dagster.attempt import Verify
 from rivet_dagster.contract import (
@@ -21,9 +25,60 @@ from rivet_dagster.errors import DestinationError, IntegrityError, NoAnswer, Pre
 from rivet_dagster.layout import Prefix
 from rivet_dagster.manifest import Part
 
-__all__ = ["write_part"]
+__all__ = ["Uploads", "write_part"]
 
 _RANGE_BYTES = 8 * 2**20
+# One part on its way and one that waits: what is staged at a time is these and the one being encoded.
+_IN_FLIGHT = 2
+
+
+class Uploads:
+    """Parts on their way, written by one thread in the order in which they were added.
+
+    Left by an exception, what has not begun is discarded, and what is under way ends before the block does: nothing
+    writes to the destination any more after it.
+    """
+
+    def __init__(self, destination: Destination, prefix: Prefix, *, verify: Verify) -> None:
+        self._destination, self._prefix, self._verify = destination, prefix, verify
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="upload")
+        self._pending: deque[tuple[EncodedPart, Future[Part]]] = deque()
+        self._added = 0
+
+    def __enter__(self) -> Uploads:  # noqa: PYI034 - typing has no Self in Python 3.10
+        return self
+
+    def add(self, encoded: EncodedPart) -> Iterator[Part]:
+        """Send a part on its way; yield what has arrived, and wait while too many are on theirs.
+
+        Raises:
+            DestinationError: as `write_part`, of this or an earlier part.
+        """
+        self._added += 1
+        written = self._thread.submit(
+            write_part, self._destination, encoded, number=self._added, prefix=self._prefix, verify=self._verify
+        )
+        self._pending.append((encoded, written))
+        while self._pending and (len(self._pending) > _IN_FLIGHT or self._pending[0][1].done()):
+            yield self._arrived()
+
+    def rest(self) -> Iterator[Part]:
+        """Wait for all that are still on their way."""
+        while self._pending:
+            yield self._arrived()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for encoded, written in self._pending:
+            if written.cancel():
+                encoded.staged.discard()
+        self._thread.shutdown(wait=True)
+
+    def _arrived(self) -> Part:
+        part = self._pending[0][1].result()
+        self._pending.popleft()
+        return part
 
 
 def write_part(destination: Destination, encoded: EncodedPart, *, number: int, prefix: Prefix, verify: Verify) -> Part:

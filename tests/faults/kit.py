@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -64,14 +65,20 @@ class Rows:
         )
 
     def parts(self, stage: Callable[[], Staged]) -> Iterator[EncodedPart]:
+        written = threading.Event()
         for n, body in enumerate(self.bodies):
+            if n:
+                # So that a test knows what is at the store: uploads run beside the encoding.
+                assert written.wait(60), f"part {n} was never written"
+            written = threading.Event()
             self.before_part(n)
-            staged = stage()
+            staged = _telling(stage(), written)
             half = len(body) // 2
             staged.write(body[:half])
             staged.write(body[half:])
             staged.close()
             yield EncodedPart(staged=staged, rows=ROWS_PER_PART)
+        assert not self.bodies or written.wait(60)
         self.before_part(len(self.bodies))
 
     def counters(self) -> Mapping[str, Any]:
@@ -79,6 +86,18 @@ class Rows:
 
     def close(self) -> None:
         self.closed += 1
+
+
+def _telling(staged: Any, written: threading.Event) -> Staged:
+    """Tell when a part has been written, or given up: the seam discards what is staged then."""
+    discard = staged.discard
+
+    def discarded() -> None:
+        discard()
+        written.set()
+
+    staged.discard = discarded
+    return staged
 
 
 def export(
