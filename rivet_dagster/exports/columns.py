@@ -90,14 +90,12 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def conform(batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, subject: str) -> Iterable[pa.RecordBatch]:
-    """Pass on batches as exactly `schema`, leaving out empty ones.
+    """Pass on batches as exactly `schema`.
 
     Raises:
         ContractError: a batch has other columns or types, or NULL in a column that has none; names the column.
     """
-    for batch in batches:
-        if batch.num_rows:
-            yield _conformed(batch, schema, subject)
+    return (_conformed(batch, schema, subject) for batch in batches)
 
 
 def _conformed(batch: pa.RecordBatch, schema: pa.Schema, subject: str) -> pa.RecordBatch:

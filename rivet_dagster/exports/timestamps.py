@@ -27,8 +27,7 @@ def iso_text(array: pa.Array) -> pa.Array:
     """
     unit, threes = array.type.unit, _THREES[array.type.unit]
     is_instant = array.type.tz is not None
-    valid = valid_of(array)
-    ticks = np.where(valid, values_of(array, np.int64), 0)
+    ticks: npt.NDArray[np.int64] = values_of(array, np.int64)
     per_second = 1000**threes
     seconds = ticks // per_second
     days = seconds // _DAY_SECONDS
@@ -53,7 +52,7 @@ def iso_text(array: pa.Array) -> pa.Array:
         if name in (out.dtype.names or ()):
             out[name] = character
     offsets = np.arange(len(out) + 1, dtype=np.int64) * out.dtype.itemsize
-    return text_array(out, offsets, valid)
+    return text_array(out, offsets, valid_of(array))
 
 
 def _fixed(values: pa.Array, width: int) -> npt.NDArray[np.bytes_]:
