@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -31,12 +32,14 @@ __all__ = ["DuckDBSource"]
 
 # DuckDB counts rows alone; few at a time keep wide ones within the bound of a batch.
 _FETCH_ROWS = 16_384
+# What DuckDB may keep of the file, and sort without spilling; its own default is most of the machine.
+_MEMORY_LIMIT = "512MB"
 
 
 class DuckDBSource:
     """A DuckDB file, read-only. Every `open` is a connection of its own, in one transaction.
 
-    Types are described in `duckdb_types`.
+    Types are described in `duckdb_types`. DuckDB's own memory is limited; a larger sort spills into `<file>.tmp`.
     """
 
     engine = "duckdb"
@@ -68,6 +71,7 @@ class DuckDBSource:
             connection = duckdb.connect(str(path), read_only=True)
         try:
             with self._translated(query):
+                connection.execute(f"SET memory_limit = '{_MEMORY_LIMIT}'")
                 connection.execute("SET TimeZone = 'UTC'")
                 connection.execute("BEGIN TRANSACTION")
                 columns, sql = _described(connection, text, query)
@@ -85,16 +89,17 @@ class DuckDBSource:
 
     def _batches(
         self, connection: DuckDBPyConnection, sql: str, schema: pa.Schema, query: Query
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Generator[pa.RecordBatch, None, None]:
         with self._translated(query):
             reader = connection.sql(sql).to_arrow_reader(min(self._batch_rows, _FETCH_ROWS))
-        while True:
-            with self._translated(query):
-                try:
-                    batch = reader.read_next_batch()
-                except StopIteration:
-                    return
-            yield _arrived(batch, schema)
+        with contextlib.closing(reader):
+            while True:
+                with self._translated(query):
+                    try:
+                        batch = reader.read_next_batch()
+                    except StopIteration:
+                        return
+                yield _arrived(batch, schema)
 
     @contextlib.contextmanager
     def _translated(self, query: Query) -> Iterator[None]:
@@ -105,7 +110,7 @@ class DuckDBSource:
         except (duckdb.Error, pa.ArrowException, OSError, RuntimeError) as error:
             # Without the lines of the query that DuckDB quotes, and the directories of the file.
             text = " ".join(str(error).partition("\n\nLINE ")[0].split())
-            text = text.replace(str(existing_file(self._url).absolute()), self.database)
+            text = text.replace(f"{Path(self._url.rest[1:]).absolute().parent}/", "")
             transient = "Could not set lock on file" in text or "with a different configuration" in text
             hint = "; someone has it open for writing: run it again when it is closed" if transient else ""
             raise SourceError(

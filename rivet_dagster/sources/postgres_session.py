@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
@@ -90,7 +90,7 @@ class PostgresSession:
             handle, _ = statement.execute_query()
             return list(pa.RecordBatchReader.from_stream(handle).read_all().to_pylist())
 
-    def stream(self, sql: str, *, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+    def stream(self, sql: str, *, batch_bytes: int) -> Generator[pa.RecordBatch, None, None]:
         """Run a statement and yield its batches as the driver delivers them; at the end, end the transaction."""
         # Public readers drop the SQLSTATE of what fails between two batches; this one is what ADBC's own DB-API uses.
         from adbc_driver_manager._reader import AdbcRecordBatchReader

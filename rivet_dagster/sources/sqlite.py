@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -27,9 +28,9 @@ from rivet_dagster.sources.url import DatabaseUrl
 
 __all__ = ["SqliteSource"]
 
+# How long to wait for another connection that holds the file.
+_BUSY_SECONDS = 5.0
 _FETCH_ROWS = 1024
-# What SQLite itself calls expressions in a view; a declared BLOB is no surer sign of what the values are.
-_SAYS_NOTHING = frozenset({"", "ANY", "NUM", "BLOB"})
 
 
 class SqliteSource:
@@ -63,7 +64,11 @@ class SqliteSource:
         path = existing_file(self._url).absolute()
         with self._translated(query):
             connection = sqlite3.connect(
-                f"file:{quote(str(path))}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+                f"file:{quote(str(path))}?mode=ro",
+                uri=True,
+                isolation_level=None,
+                check_same_thread=False,
+                timeout=_BUSY_SECONDS,
             )
         try:
             with self._translated(query):
@@ -83,38 +88,30 @@ class SqliteSource:
 
     def _batches(
         self, connection: sqlite3.Connection, text: str, columns: tuple[ResultColumn, ...], query: Query
-    ) -> Iterator[pa.RecordBatch]:
-        schema = schema_of(columns)
-        as_text = [column.name in query.casts and column.arrow_type == pa.string() for column in columns]
-        row = 1
-        step = min(_FETCH_ROWS, self._batch_rows)
-        pending: list[pa.RecordBatch] = []
+    ) -> Generator[pa.RecordBatch, None, None]:
         with self._translated(query):
             cursor = connection.execute(text)
-        if _names(cursor) != schema.names:
-            raise SourceError(f"{what_is_read(query)}: SQLite named the columns in two ways; name each one with AS")
-        while True:
-            with self._translated(query):
-                rows = cursor.fetchmany(step)
-            if rows:
-                arrays = []
-                for column, values, textual in zip(columns, zip(*rows, strict=True), as_text, strict=True):
-                    array = column_array(column.name, values, column.arrow_type, first_row=row, as_text=textual)
-                    if holds_temporal(column.arrow_type):
-                        check_temporal(column.name, array)
-                    arrays.append(array)
-                row += len(rows)
-                pending.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
-                # Rows grow: fetch fewer of them at a time, so that a batch's bound holds before it is built.
-                step = max(1, min(step, self._batch_bytes * len(rows) // max(1, pending[-1].nbytes)))
-            held = sum(batch.num_rows for batch in pending)
-            if pending and (
-                not rows or held + step > self._batch_rows or sum(b.nbytes for b in pending) >= self._batch_bytes
-            ):
-                yield pa.concat_batches(pending)
-                pending = []
-            if not rows:
-                return
+        with contextlib.closing(cursor):
+            if _names(cursor) != [column.name for column in columns]:
+                raise SourceError(f"{what_is_read(query)}: SQLite named the columns in two ways; name each one with AS")
+            row = 1
+            step = min(_FETCH_ROWS, self._batch_rows)
+            pending: list[pa.RecordBatch] = []
+            while True:
+                with self._translated(query):
+                    rows = cursor.fetchmany(step)
+                if rows:
+                    pending.append(_arrived(rows, columns, query, first_row=row))
+                    row += len(rows)
+                    # Rows grow: fetch fewer of them at a time, so that a batch's bound holds before it is built.
+                    step = max(1, min(step, self._batch_bytes * len(rows) // max(1, pending[-1].nbytes)))
+                held = sum(batch.num_rows for batch in pending)
+                size = sum(batch.nbytes for batch in pending)
+                if pending and (not rows or held + step > self._batch_rows or size >= self._batch_bytes):
+                    yield pa.concat_batches(pending)
+                    pending = []
+                if not rows:
+                    return
 
     @contextlib.contextmanager
     def _translated(self, query: Query) -> Iterator[None]:
@@ -146,8 +143,9 @@ def _described(connection: sqlite3.Connection, text: str, query: Query) -> tuple
                 "timestamp or blob"
             )
     declared = [query.casts.get(name, kind) for name, kind in zip(names, declared, strict=True)]
+    # A newer SQLite calls an expression of a query that has no type of its own BLOB.
     arrows = [
-        None if kind.upper() in _SAYS_NOTHING and name not in query.casts else arrow_type_of(kind)
+        None if query.sql is not None and kind == "BLOB" and name not in query.casts else arrow_type_of(kind)
         for name, kind in zip(names, declared, strict=True)
     ]
     unknown = [position for position, arrow in enumerate(arrows) if arrow is None]
@@ -159,6 +157,20 @@ def _described(connection: sqlite3.Connection, text: str, query: Query) -> tuple
         ResultColumn(name=name, source_type=kind or str(arrow), nullable=True, arrow_type=arrow)
         for name, kind, arrow in zip(names, declared, arrows, strict=True)
     )
+
+
+def _arrived(
+    rows: list[tuple[Any, ...]], columns: tuple[ResultColumn, ...], query: Query, *, first_row: int
+) -> pa.RecordBatch:
+    arrays = []
+    for column, values in zip(columns, zip(*rows, strict=True), strict=True):
+        kind = column.arrow_type
+        as_text = column.name in query.casts and kind == pa.string()
+        array = column_array(column.name, values, kind, first_row=first_row, as_text=as_text)
+        if holds_temporal(kind):
+            check_temporal(column.name, array)
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
 
 
 def _names(cursor: sqlite3.Cursor) -> list[str]:

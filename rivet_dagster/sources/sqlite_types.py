@@ -42,7 +42,7 @@ __all__ = ["arrow_type_of", "column_array", "type_of_values"]
 _NAMED = (
     (r"BOOL|BOOLEAN", pa.bool_()),
     (r"DATE", pa.date32()),
-    (r"(DATETIME|TIMESTAMP)(\(\d\))?( WITHOUT TIME ZONE)?", pa.timestamp("us")),
+    (r"(DATETIME|TIMESTAMP)( ?\( ?\d ?\))?", pa.timestamp("us")),
 )
 # In SQLite's own order.
 _AFFINITIES = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pyarrow as pa
 
@@ -26,7 +26,7 @@ class BatchStream:
     def __init__(
         self,
         columns: tuple[ResultColumn, ...],
-        batches: Iterator[pa.RecordBatch],
+        batches: Generator[pa.RecordBatch, None, None],
         *,
         cancel: Callable[[], None],
         release: Callable[[], None],
@@ -37,7 +37,8 @@ class BatchStream:
 
         Args:
             columns: the declared result.
-            batches: a generator that executes the query when first asked and raises `SourceError` alone.
+            batches: executes the query when first asked, raises `SourceError` alone, and lets go of the driver's cursor
+                or reader when it is closed.
             cancel: stops a running statement; called from any thread while `batches` may be running.
             release: frees the connection; called once, never while `batches` is running.
             batch_rows: no batch has more rows.
@@ -103,8 +104,10 @@ class BatchStream:
         if self._released:
             return
         self._released = True
-        with contextlib.suppress(Exception):
-            self._release()
+        # The generator first: what it holds of the driver keeps a connection open.
+        for end in (self._batches.close, self._release):
+            with contextlib.suppress(Exception):
+                end()
 
     def _next(self) -> pa.RecordBatch | None:
         with self._reading:

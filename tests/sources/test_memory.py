@@ -1,0 +1,49 @@
+"""That reading needs memory for batches, not for the table."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.sources.databases import Database, Postgres
+
+ROWS = 500_000
+TEXT_BYTES = 320
+
+READER = """
+import resource, sys
+import rivet_dagster.sources.duckdb as duck
+from rivet_dagster.rows import Query
+from rivet_dagster.sources.connect import connect
+
+duck._MEMORY_LIMIT = "48MB"
+peaks = []
+for table in ("small", "large"):
+    rows = 0
+    for batch in connect(sys.argv[1]).open(Query(table=table, casts={})):
+        rows += batch.num_rows
+        del batch
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(rows, (peaks[1] - peaks[0]) * 1024)
+"""
+
+
+def test_a_table_five_times_as_large_needs_no_more_memory(database: Database) -> None:
+    if isinstance(database, Postgres):
+        text = "(SELECT string_agg(md5((i * 10 + j)::text), '') FROM generate_series(1, 10) AS j)"
+        series = "generate_series(1, {rows}) AS g(i)"
+    elif database.kind == "duckdb":
+        text = "concat(" + ", ".join(f"md5((i * 10 + {j})::varchar)" for j in range(10)) + ")"
+        series = "range({rows}) AS g(i)"
+    else:
+        text = "hex(randomblob(160))"
+        series = "(WITH RECURSIVE g(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM g WHERE i < {rows}) SELECT i FROM g)"
+    for table, rows in (("small", ROWS // 5), ("large", ROWS)):
+        database.execute(
+            f"CREATE TABLE {table} (i bigint, s text)",
+            f"INSERT INTO {table} SELECT i, {text} FROM {series.format(rows=rows)}",
+        )
+    read = subprocess.run([sys.executable, "-c", READER, database.url], check=True, capture_output=True, text=True)
+    rows, growth = map(int, read.stdout.split())
+    assert rows == ROWS
+    assert growth < ROWS * TEXT_BYTES / 8
