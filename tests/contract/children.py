@@ -13,13 +13,13 @@ from multiprocessing.connection import Connection, wait
 from rivet_dagster.contract import ABSENT, ANY, Destination, ObjectDestination
 from rivet_dagster.errors import PreconditionFailed
 from rivet_dagster.testing import ScriptedBody
-from tests.contract.kit import content, md5, write
+from tests.contract.kit import content, md5
 
 PATIENCE_S = 120.0
 _SPAWN = multiprocessing.get_context("spawn")
 
 
-def count_up(recipe: Callable[[], ObjectDestination], talk: Connection, key: str, times: int) -> None:
+def count_up(recipe: Callable[[], ObjectDestination], talk: Connection, key: str, times: int, as_bytes: bool) -> None:
     """Raise a counter by compare-and-swap, each time from what is there."""
     destination = recipe()
     _meet(talk)
@@ -27,7 +27,9 @@ def count_up(recipe: Callable[[], ObjectDestination], talk: Connection, key: str
     while done < times:
         found = destination.read(key)
         try:
-            write(destination, key, b"%d" % (int(found.body) + 1), found.meta.version)
+            raised = b"%d" % (int(found.body) + 1)
+            body = raised if as_bytes else ScriptedBody(raised)
+            destination.write(key, body, md5=md5(raised), expect=found.meta.version)
             done += 1
         except PreconditionFailed:
             continue

@@ -108,13 +108,14 @@ def test_a_foreign_write_is_noticed(harness):
     assert harness.raw() == {KEY: b"theirs"}
 
 
-def test_no_update_is_lost_among_processes(harness):
+@pytest.mark.parametrize("as_bytes", [True, False])
+def test_no_update_is_lost_among_processes(harness, as_bytes):
     """Three processes raise one counter by compare-and-swap."""
     destination = objects(harness)
     if destination is None:
         return
     write(destination, "orders/manifest.json", b"0")
-    assert at_once(count_up, harness.recipe(), 3, "orders/manifest.json", 8) == [8, 8, 8]
+    assert at_once(count_up, harness.recipe(), 3, "orders/manifest.json", 8, as_bytes) == [8, 8, 8]
     assert harness.raw() == {"orders/manifest.json": b"24"}
 
 
