@@ -63,9 +63,13 @@ def build_export_definitions(
 
     Raises:
         PlanRejected: an export cannot work at this destination; carries every diagnostic.
-        ConfigError: there is no export, one is named like the job, or `bundle` or `partitions_def` is given.
+        ConfigError: there is no export, one is named like the job, an argument is of another kind, or `bundle` or
+            `partitions_def` is given.
     """
-    planned = list(exports)
+    planned = [*exports]
+    _require(name, "exports", Export, *planned)
+    _require(name, "source", DatabaseResource, source)
+    _require(name, "destination", ExportIOManager, destination)
     if bundle:
         msg = f"{name}: bundle=True comes later; leave it out, each export is then a step of its own"
         raise ConfigError(msg)
@@ -112,6 +116,13 @@ def build_export_definitions(
         schedules=schedules,
         asset_checks=_manifest_checks(assets, destination),
     )
+
+
+def _require(name: str, argument: str, kind: type[Any], *given: object) -> None:
+    for found in given:
+        if not isinstance(found, kind):
+            msg = f"{name}: {argument}: expected {kind.__name__}, found {type(found).__name__}"
+            raise ConfigError(msg)
 
 
 def _diagnose(

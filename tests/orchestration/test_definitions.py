@@ -79,6 +79,25 @@ def test_partitions_and_bundles_are_refused_until_they_come():
         _definitions([_orders()], rd.LocalIOManager(path="x"), name="orders")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        ({"exports": rd.Export(name="a", table="a")}, "exports: expected Export, found tuple"),
+        ({"exports": ["orders"]}, "exports: expected Export, found str"),
+        ({"source": "sqlite:///x"}, "source: expected DatabaseResource, found str"),
+        ({"destination": dg.FilesystemIOManager()}, "destination: expected ExportIOManager, found FilesystemIOManager"),
+    ],
+)
+def test_an_argument_of_another_kind_is_named(wrong, expected):
+    right = {
+        "exports": [_orders()],
+        "source": rd.DatabaseResource(url="sqlite:///x"),
+        "destination": rd.LocalIOManager(path="x"),
+    }
+    with pytest.raises(rd.ConfigError, match=expected):
+        rd.build_export_definitions(**(right | wrong))
+
+
 def test_definitions_name_everything_by_their_own_name(tmp_path):
     lake = rd.LocalIOManager(path=str(tmp_path / "lake"))
     shop = _definitions([_orders(), _orders(name="items")], lake, name="shop", schedule="0 2 * * *", key_prefix="shop")
