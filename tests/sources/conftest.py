@@ -36,7 +36,9 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     """An empty database of each kind."""
     match request.param:
         case "postgresql":
-            return Postgres(request.getfixturevalue("postgres_server").new_database())
+            emptied = request.getfixturevalue("pg")
+            emptied.execute("DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
+            return emptied
         case "sqlite":
             return Sqlite(tmp_path / "shop.sqlite")
         case _:
