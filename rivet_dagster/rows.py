@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Query", "ResultColumn", "ResultStream", "Source"]
+__all__ = ["Consistency", "Key", "KeyRange", "Query", "ResultColumn", "ResultStream", "Source", "SplittableSource"]
+
+Consistency = Literal["snapshot", "statement"]
+"""Whether the statements of one run see one snapshot of the database, or each its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """Columns that name each row once: unique together, and never NULL. Names as the database has them."""
+
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRange:
+    """The rows with `low <= key < high`, compared by the database, column by column; `None` is no bound.
+
+    Values are bound as typed parameters; each is what the driver gave for that column.
+    """
+
+    key: Key
+    low: tuple[Any, ...] | None
+    high: tuple[Any, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +43,13 @@ class Query:
         table: as the user wrote it, e.g. "public.orders".
         sql: one select statement.
         casts: column name → the type to read it as, e.g. {"x": "text"}.
+        within: only the rows of this range; only for a `SplittableSource`.
     """
 
     table: str | None = None
     sql: str | None = None
     casts: Mapping[str, str]
+    within: KeyRange | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,4 +94,63 @@ class Source(Protocol):
 
     def open(self, query: Query) -> ResultStream:
         """Describe the result, then be ready to stream it."""
+        ...
+
+
+@runtime_checkable
+class SplittableSource(Source, Protocol):
+    """A source that can read a query in ranges of a key."""
+
+    def keys(self, query: Query) -> tuple[Key, ...]:
+        """The keys that the catalog vouches for, the primary key first; empty for a query that is no table.
+
+        A key rests on a full, valid, immediate unique index over columns that are never NULL.
+        """
+        ...
+
+    def check_key(self, query: Query, columns: Sequence[str]) -> Key:
+        """The key of these columns.
+
+        Raises:
+            ConfigError: the catalog does not vouch for it: says which column may be NULL, or that nothing makes them
+                unique, and which keys there are.
+        """
+        ...
+
+    def estimated_rows(self, query: Query) -> int | None:
+        """How many rows the catalog believes there are, at no cost; `None` where it does not say."""
+        ...
+
+    def row_bytes(self, query: Query) -> int:
+        """About how many bytes a row has once it is read, from statistics or a small sample; at least one."""
+        ...
+
+    def snapshot(self, consistency: Consistency) -> AbstractContextManager[Snapshot]:
+        """Begin a run of several statements.
+
+        Raises:
+            ConfigError: "snapshot" is not possible here; says why and what is.
+            SourceError: the database refused.
+        """
+        ...
+
+
+class Snapshot(Source, Protocol):
+    """What several statements of one run read; ends with its context."""
+
+    @property
+    def consistency(self) -> Consistency:
+        """What is promised."""
+        ...
+
+    @property
+    def parallel(self) -> bool:
+        """Whether several streams may be open at a time, each on a connection of its own, from several threads."""
+        ...
+
+    def boundaries(self, query: Query, key: Key, *, rows: int) -> Iterator[tuple[Any, ...]]:
+        """The first key of the second range, of the third, and so on: `rows` rows are between two of them.
+
+        Each is found by a short statement over the key's index; sparse keys cost nothing.
+        """
         ...
