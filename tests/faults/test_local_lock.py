@@ -15,6 +15,7 @@ import pytest
 from rivet_dagster.contract import ABSENT, ANY
 from rivet_dagster.destinations.local import LocalDestination
 from rivet_dagster.errors import ConfigError, DestinationError, PreconditionFailed
+from rivet_dagster.testing import ScriptedBody
 from tests.contract.children import halt_while_holding, halt_while_writing, halted
 from tests.contract.kit import LARGE, content, md5, staged, write
 from tests.harnesses import LocalHarness
@@ -43,6 +44,8 @@ def test_a_holder_keeps_conditional_writes_of_other_processes_out(lake):
     with halted(halt_while_holding, lake.recipe(), "orders/"):
         for act in [
             lambda: write(impatient(lake), HEAD, b"new", version),
+            lambda: impatient(lake).write(HEAD, ScriptedBody(b"new"), md5=md5(b"new"), expect=version),
+            lambda: impatient(lake).write(HEAD, ScriptedBody(b"new"), md5=md5(b"new"), expect=ANY),
             lambda: write(impatient(lake), "orders/_SUCCESS", b"new", ABSENT),
             lambda: impatient(lake).remove(HEAD),
             lambda: impatient(lake).hold("orders/").__enter__(),
