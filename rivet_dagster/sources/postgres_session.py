@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import pyarrow as pa
 
-from rivet_dagster.errors import SourceError
+from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.sources.sqlstate import hint_for, is_transient, sqlstate_of_refusal
 from rivet_dagster.sources.url import DatabaseUrl
 
 if TYPE_CHECKING:
     from adbc_driver_manager import AdbcConnection, AdbcStatement
 
-__all__ = ["PostgresSession", "database_name"]
+__all__ = ["PostgresSession", "PostgresSettings", "database_name"]
 
 _DEFAULTS = {
     "application_name": "rivet_dagster",
@@ -37,6 +38,37 @@ _SETTINGS = {
 _BATCH_BYTES = "adbc.postgresql.batch_size_hint_bytes"
 # Larger batches cost memory and are no faster.
 _ENOUGH_BYTES = 2**20
+_MOST_MILLISECONDS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresSettings:
+    """How gentle a session is; `None` leaves it to the server.
+
+    Attributes:
+        statement_timeout: after how many seconds the server ends a statement; that of an export lasts as long as its
+            rows take to be read.
+        lock_timeout: after how many seconds of waiting for a lock it gives up.
+        application_name: how the server's administrator sees the session; wins over the URL's.
+
+    Raises:
+        ConfigError: a timeout is none that PostgreSQL knows: 1 ms to 24 days.
+    """
+
+    statement_timeout: float | None = None
+    lock_timeout: float | None = None
+    application_name: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("statement_timeout", "lock_timeout"):
+            seconds = getattr(self, name)
+            if seconds is not None and not 1 <= seconds * 1000 <= _MOST_MILLISECONDS:
+                raise ConfigError(f"{name}: expected 0.001 to 2147483 seconds, found {seconds}")
+
+    def of_transaction(self) -> dict[str, str]:
+        """What is set in each transaction, and ends with it."""
+        timeouts = {"statement_timeout": self.statement_timeout, "lock_timeout": self.lock_timeout}
+        return {name: str(round(seconds * 1000)) for name, seconds in timeouts.items() if seconds is not None}
 
 
 class PostgresSession:
@@ -45,12 +77,23 @@ class PostgresSession:
     Not safe for several threads, but for `cancel`.
     """
 
-    def __init__(self, url: DatabaseUrl, *, what: str) -> None:
+    def __init__(
+        self,
+        url: DatabaseUrl,
+        *,
+        what: str,
+        settings: PostgresSettings | None = None,
+        local: Mapping[str, str] | None = None,
+        snapshot: str | None = None,
+    ) -> None:
         """Connect and begin.
 
         Args:
             url: where to.
             what: what is read, for messages.
+            settings: how gentle it is.
+            local: more settings for each transaction.
+            snapshot: an exported snapshot to read, instead of one of its own.
 
         Raises:
             SourceError: transient where the server could not be reached or had no room.
@@ -65,19 +108,47 @@ class PostgresSession:
         self._statement: AdbcStatement | None = None
         self._reader: Any = None
         self._connection: AdbcConnection | None = None
+        settings = settings or PostgresSettings()
+        self._local = {**_SETTINGS, **settings.of_transaction(), **(local or {})}
         with self._translated():
-            self._database = adbc_driver_postgresql.connect(_connection_uri(url))
+            self._database = adbc_driver_postgresql.connect(_connection_uri(url, settings.application_name))
             try:
                 self._connection = adbc_driver_manager.AdbcConnection(self._database)
             except BaseException:
                 self._database.close()
                 raise
         try:
-            self._run("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            self.rows("SELECT " + ", ".join(f"set_config('{k}', '{v}', true)" for k, v in _SETTINGS.items()))
+            self.begin(snapshot)
         except BaseException:
             self.close()
             raise
+
+    def begin(self, snapshot: str | None = None) -> None:
+        """Begin a transaction, after `end`.
+
+        Raises:
+            SourceError: transient where the exported snapshot is gone.
+        """
+        self._run("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        if snapshot is not None:
+            self._adopt(snapshot)
+        self.rows("SELECT " + ", ".join(f"set_config('{k}', '{v}', true)" for k, v in self._local.items()))
+
+    def end(self) -> None:
+        """End the transaction and all that was set in it."""
+        self._run("COMMIT")
+
+    def export_snapshot(self) -> str:
+        """What other sessions name to read this one's snapshot, as long as its transaction lasts."""
+        return str(self.rows("SELECT pg_export_snapshot() AS name")[0]["name"])
+
+    def _adopt(self, snapshot: str) -> None:
+        try:
+            self._run(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+        except SourceError as error:
+            raise SourceError(
+                f"{error}: the session that holds this run's snapshot was lost; run again", transient=True
+            ) from None
 
     def describe(self, sql: str) -> pa.Schema:
         """The result of a statement as the server and the driver describe it, without running it."""
@@ -172,9 +243,11 @@ def database_name(url: DatabaseUrl) -> str:
     return named or unquote(before_query.partition("/")[2])
 
 
-def _connection_uri(url: DatabaseUrl) -> str:
+def _connection_uri(url: DatabaseUrl, application_name: str | None) -> str:
     before_query, _, query = url.rest.partition("?")
     given = dict(parse_qsl(query, keep_blank_values=True))
     # Arrow strings are UTF-8, whatever the database's or the environment's encoding is.
     wanted = {**_DEFAULTS, **given, "client_encoding": "UTF8"}
+    if application_name is not None:
+        wanted["application_name"] = application_name
     return f"postgresql://{before_query}?{urlencode(wanted, quote_via=quote)}"

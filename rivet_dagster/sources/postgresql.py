@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Sequence
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rivet_dagster.errors import SourceError
-from rivet_dagster.rows import Query, ResultColumn
+from rivet_dagster.rows import Consistency, Key, Query, ResultColumn
 from rivet_dagster.sources.description import (
     casts_of,
     check_columns,
@@ -17,8 +20,12 @@ from rivet_dagster.sources.description import (
     what_is_read,
 )
 from rivet_dagster.sources.guards import check_temporal, holds_temporal, refused
-from rivet_dagster.sources.postgres_session import PostgresSession, database_name
+from rivet_dagster.sources.postgres_keys import range_condition, relation_of
+from rivet_dagster.sources.postgres_session import PostgresSession, PostgresSettings, database_name
+from rivet_dagster.sources.postgres_snapshot import PostgresSnapshot
+from rivet_dagster.sources.postgres_statistics import estimated_rows, sample_clause
 from rivet_dagster.sources.postgres_types import ColumnPlan, plan_column, type_name, unnamed_oid
+from rivet_dagster.sources.ranges import checked_key, no_catalog, sampled_row_bytes, usable_keys
 from rivet_dagster.sources.stream import BatchStream
 from rivet_dagster.sources.url import DatabaseUrl
 
@@ -36,7 +43,7 @@ WHERE a.attrelid = to_regclass({relation}) AND a.attnum > 0 AND NOT a.attisdropp
 
 
 class PostgresSource:
-    """A PostgreSQL database. Every `open` is a connection of its own, in one read-only snapshot.
+    """A PostgreSQL database that can be split. Every `open` is a connection of its own, in one read-only snapshot.
 
     Session settings are made within the transaction, so a pooler in transaction mode works. Types are described in
     `postgres_types`. Names without double quotes are folded to lower case, as in SQL.
@@ -44,10 +51,13 @@ class PostgresSource:
 
     engine = "postgresql"
 
-    def __init__(self, url: DatabaseUrl, *, batch_rows: int, batch_bytes: int) -> None:
+    def __init__(
+        self, url: DatabaseUrl, *, batch_rows: int, batch_bytes: int, settings: PostgresSettings | None = None
+    ) -> None:
         self._url = url
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
+        self._settings = settings
 
     @property
     def database(self) -> str:
@@ -58,12 +68,66 @@ class PostgresSource:
         """Describe the result without running the query, then be ready to stream it.
 
         Raises:
-            ConfigError: the query's names, casts or result columns cannot be.
+            ConfigError: the query's names, casts, range or result columns cannot be.
             SourceError: the server refused or could not be reached; no connection is left.
         """
+        return self.open_at(query, snapshot=None)
+
+    def open_at(self, query: Query, *, snapshot: str | None) -> BatchStream:
+        """`open`, in an exported snapshot where one is named."""
+        return self._open(query, lambda session, text: _within(session, query, text), snapshot=snapshot)
+
+    def keys(self, query: Query) -> tuple[Key, ...]:
+        """The keys that the catalog vouches for, the primary key first; empty for a query that is no table."""
+        if query.table is None:
+            return ()
+        with contextlib.closing(self._session(query)) as session:
+            return usable_keys(relation_of(query, session.rows))
+
+    def check_key(self, query: Query, columns: Sequence[str]) -> Key:
+        """The key of these columns.
+
+        Raises:
+            ConfigError: the catalog does not vouch for it; says why, and which keys there are.
+        """
+        if query.table is None:
+            raise no_catalog(query)
+        with contextlib.closing(self._session(query)) as session:
+            return checked_key(relation_of(query, session.rows), columns, query)
+
+    def estimated_rows(self, query: Query) -> int | None:
+        """How many rows the last ANALYZE or VACUUM implies; `None` for a query, and before the first of them."""
+        if query.table is None:
+            return None
+        with contextlib.closing(self._session(query)) as session:
+            return estimated_rows(query, session.rows)
+
+    def row_bytes(self, query: Query) -> int:
+        """About how many bytes a row has once it is read, from pages all over the table, or the first rows."""
+        if query.table is not None:
+            spread = self._open(query, lambda session, text: text + sample_clause(query, session.rows), snapshot=None)
+            if (found := sampled_row_bytes(spread)) is not None:
+                return found
+        return sampled_row_bytes(self.open(query)) or 1
+
+    def snapshot(self, consistency: Consistency) -> PostgresSnapshot:
+        """Begin a run of several statements; with "snapshot", one session holds a snapshot that all others read.
+
+        Raises:
+            SourceError: the server refused or could not be reached.
+        """
+        return PostgresSnapshot(self, self._url, consistency=consistency, settings=self._settings)
+
+    def _session(self, query: Query, *, snapshot: str | None = None) -> PostgresSession:
+        return PostgresSession(self._url, what=what_is_read(query), settings=self._settings, snapshot=snapshot)
+
+    def _open(
+        self, query: Query, restricted: Callable[[PostgresSession, str], str], *, snapshot: str | None
+    ) -> BatchStream:
         text = query_text(query, most=2, fold=True)
-        session = PostgresSession(self._url, what=what_is_read(query))
+        session = self._session(query, snapshot=snapshot)
         try:
+            text = restricted(session, text)
             fields = session.describe(text)
             check_columns(fields.names, query)
             width = len(fields)
@@ -86,6 +150,15 @@ class PostgresSource:
             batch_rows=self._batch_rows,
             batch_bytes=self._batch_bytes,
         )
+
+
+def _within(session: PostgresSession, query: Query, text: str) -> str:
+    if query.within is None:
+        return text
+    relation = relation_of(query, session.rows)
+    checked_key(relation, query.within.key.columns, query)
+    condition = range_condition(relation, query.within, alias="r")
+    return f"{text} AS r WHERE {condition}" if condition else text
 
 
 def _columns(

@@ -1,0 +1,146 @@
+"""A run of several PostgreSQL statements: all in one exported snapshot, or each in its own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rivet_dagster.errors import SourceError
+from rivet_dagster.rows import Consistency, Key, Query
+from rivet_dagster.sources.description import what_is_read
+from rivet_dagster.sources.postgres_keys import WALK_SETTINGS, Rows, boundaries, relation_of
+from rivet_dagster.sources.postgres_session import PostgresSession, PostgresSettings, database_name
+from rivet_dagster.sources.ranges import checked_key
+from rivet_dagster.sources.stream import BatchStream
+from rivet_dagster.sources.url import DatabaseUrl
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["PostgresSnapshot"]
+
+# The holder waits while others read: that is its work. Its transaction ends with the run.
+_HOLDER_SETTINGS = {**WALK_SETTINGS, "idle_in_transaction_session_timeout": "0"}
+
+
+class _Opens(Protocol):
+    def open_at(self, query: Query, *, snapshot: str | None) -> BatchStream: ...
+
+
+class PostgresSnapshot:
+    """What the statements of one run read; streams may be open at a time, each on a connection of its own.
+
+    With "snapshot", one session stays in its transaction until the context ends; if it is lost, what is opened after
+    that is a transient `SourceError`. With "statement", no transaction outlives a statement.
+    """
+
+    engine = "postgresql"
+    parallel = True
+
+    def __init__(
+        self, source: _Opens, url: DatabaseUrl, *, consistency: Consistency, settings: PostgresSettings | None
+    ) -> None:
+        self._source = source
+        self._url = url
+        self._settings = settings
+        self._consistency: Consistency = consistency
+        self._holder: PostgresSession | None = None
+        self._exported: str | None = None
+        self._walking = threading.Lock()
+        self._ended = False
+
+    @property
+    def database(self) -> str:
+        """The database's name; empty where the URL leaves it to the server."""
+        return database_name(self._url)
+
+    @property
+    def consistency(self) -> Consistency:
+        """What is promised."""
+        return self._consistency
+
+    def __enter__(self) -> Self:
+        if self._consistency == "snapshot":
+            holder = self._session("the run's snapshot", _HOLDER_SETTINGS)
+            try:
+                self._exported = holder.export_snapshot()
+            except BaseException:
+                holder.close()
+                raise
+            self._holder = holder
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended = True
+        if self._holder is None:
+            return
+        # A walk in another thread ends first.
+        with contextlib.suppress(Exception):
+            self._holder.cancel()
+        with self._walking:
+            self._holder.close()
+            self._holder = None
+
+    def open(self, query: Query) -> BatchStream:
+        """As the source's `open`, in the run's snapshot.
+
+        Raises:
+            ConfigError: the query's names, casts, range or result columns cannot be.
+            SourceError: the server refused or could not be reached; transient where the snapshot was lost.
+        """
+        self._check_open()
+        return self._source.open_at(query, snapshot=self._exported)
+
+    def boundaries(self, query: Query, key: Key, *, rows: int) -> Iterator[tuple[Any, ...]]:
+        """The first key of the second range, of the third, and so on: `rows` rows are between two of them.
+
+        Each is found when it is asked for. Several walks of one snapshot take turns.
+
+        Raises:
+            ConfigError: the catalog does not vouch for the key.
+            SourceError: the server failed, or a boundary is infinite.
+        """
+        self._check_open()
+        if self._holder is not None:
+            yield from self._walk(query, key, rows=rows, run=self._in_holder)
+            return
+        session = self._session(what_is_read(query), WALK_SETTINGS)
+        try:
+            session.end()
+            yield from self._walk(query, key, rows=rows, run=lambda sql: _alone(session, sql))
+        finally:
+            session.close()
+
+    def _walk(self, query: Query, key: Key, *, rows: int, run: Rows) -> Iterator[tuple[Any, ...]]:
+        relation = relation_of(query, run)
+        checked_key(relation, key.columns, query)
+        yield from boundaries(query, relation, key, rows=rows, run=run)
+
+    def _in_holder(self, sql: str) -> list[dict[str, Any]]:
+        with self._walking:
+            if self._holder is None:
+                raise _ended()
+            return self._holder.rows(sql)
+
+    def _session(self, what: str, local: dict[str, str]) -> PostgresSession:
+        return PostgresSession(self._url, what=what, settings=self._settings, local=local)
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise _ended()
+
+
+def _ended() -> SourceError:
+    return SourceError("the run's snapshot has ended; begin another")
+
+
+def _alone(session: PostgresSession, sql: str) -> list[dict[str, Any]]:
+    session.begin()
+    found = session.rows(sql)
+    session.end()
+    return found
