@@ -13,7 +13,8 @@ def connect(url: str, *, batch_rows: int = 65_536, batch_bytes: int = 8 * 2**20)
     """A source for the database that `url` names; nothing is connected to before `open`.
 
     Args:
-        url: `postgresql://user@host/database` (also `postgres://`, `postgresql+driver://`), `sqlite:///file`,
+        url: `postgresql://user@host/database` (also `postgres://`, `postgresql+driver://`),
+            `mysql://user@host/database` (also `mariadb://`, `mysql+pymysql://`), `sqlite:///file`,
             `sqlite:////absolute/file` or `duckdb:///file`. Files are opened read-only and never created.
         batch_rows: no batch has more rows.
         batch_bytes: about the size of a batch; one row larger than it is a batch of its own.
@@ -40,9 +41,10 @@ def connect(url: str, *, batch_rows: int = 65_536, batch_bytes: int = 8 * 2**20)
 
             return DuckDBSource(parsed, batch_rows=batch_rows, batch_bytes=batch_bytes)
         case "mysql" | "mariadb":
-            raise ConfigError(
-                f"{parsed.scheme}:// is not supported by this version (it will come as an extra of its own); "
-                "supported are postgresql://, sqlite:/// and duckdb:///"
-            )
+            from rivet_dagster.sources.mysql import MySQLSource
+
+            return MySQLSource(parsed, batch_rows=batch_rows, batch_bytes=batch_bytes)
         case other:
-            raise ConfigError(f"{other}:// is not supported; supported are postgresql://, sqlite:/// and duckdb:///")
+            raise ConfigError(
+                f"{other}:// is not supported; supported are postgresql://, mysql://, mariadb://, sqlite:/// and duckdb:///"
+            )

@@ -13,13 +13,14 @@ from typing import TypeVar
 
 import pytest
 
-from tests.servers.databases import PostgresServer, postgres
+from tests.servers.databases import MariaDBServer, PostgresServer, mariadb, postgres
 from tests.servers.process import StartFailed, Unavailable
 from tests.servers.stores import AzureServer, GCSServer, S3Server, azurite, gcs_emulator, localstack, moto
 
 __all__ = [
     "AzureServer",
     "GCSServer",
+    "MariaDBServer",
     "PostgresServer",
     "S3Server",
     "StartFailed",
@@ -27,6 +28,7 @@ __all__ = [
     "azurite",
     "gcs_emulator",
     "localstack",
+    "mariadb",
     "moto",
     "postgres",
     "require",

@@ -1,4 +1,4 @@
-"""PostgreSQL on loopback: the server of the operating system, else the one that a Python package brings."""
+"""PostgreSQL and MariaDB on loopback: the servers of the operating system; for PostgreSQL else a Python package's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import itertools
 import os
 import pwd
 import secrets
+import shutil
 import signal
+import socket
 import subprocess
 import warnings
 from collections.abc import Iterator
@@ -62,6 +64,97 @@ class PostgresServer:
         name = f"rivet_{os.getpid()}_{next(_names)}"
         self.execute(f"CREATE DATABASE {name}")
         return replace(self, database=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MariaDBServer:
+    """One database of a MariaDB server that listens on loopback."""
+
+    port: int
+    host: str = "127.0.0.1"
+    user: str = "root"
+    password: str = field(default="", repr=False)
+    database: str = "mysql"
+
+    @property
+    def url(self) -> str:
+        """As `DatabaseResource` takes it, password included."""
+        return f"mysql://{self.user}:{self.password}@{self.host}:{self.port}/{self.database}"
+
+    def client(self, **settings: Any) -> Any:
+        """Open a PyMySQL connection that commits each statement."""
+        import pymysql
+
+        return pymysql.connect(
+            host=self.host,
+            port=self.port,
+            user=self.user,
+            password=self.password,
+            database=self.database,
+            charset="utf8mb4",
+            autocommit=True,
+            **settings,
+        )
+
+    def execute(self, *statements: str, sql_mode: str | None = None) -> None:
+        """Run statements, each in its own transaction."""
+        with self.client(sql_mode=sql_mode) as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    def new_database(self) -> MariaDBServer:
+        """Create an empty database, so that tests do not meet in one."""
+        name = f"rivet_{os.getpid()}_{next(_names)}"
+        self.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+        return replace(self, database=name)
+
+
+@contextmanager
+def mariadb() -> Iterator[MariaDBServer]:
+    """MariaDB over TCP with a password, as the operating system packages it."""
+    server, install = _found("mariadbd"), _found("mariadb-install-db")
+    if server is None or install is None:
+        raise Unavailable("no MariaDB server was found", "apt-get install -y mariadb-server")
+    user = "mysql" if os.geteuid() == 0 else None
+    if user is not None and not _exists(user):
+        raise Unavailable("there is no user mysql to run the server as", "apt-get install -y mariadb-server")
+    with scratch(user=user) as directory:
+        data, password, first = directory / "data", secrets.token_urlsafe(18), directory / "first.sql"
+        subprocess.run(
+            [install, "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal"],
+            check=True,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+        )
+        first.write_text(f"ALTER USER root@localhost IDENTIFIED BY '{password}';\n")
+        first.chmod(0o644)
+        places = [f"--datadir={data}", f"--socket={directory / 'socket'}", f"--pid-file={directory / 'pid'}"]
+        settings = [f"--init-file={first}", "--bind-address=127.0.0.1", "--innodb-flush-log-at-trx-commit=0"]
+        command = [str(server), "--no-defaults", *places, *settings, "--skip-name-resolve=0", "--max-connections=100"]
+        with running(
+            lambda port: [*command, f"--port={port}"],
+            directory=directory,
+            ready=_greets,
+            user=user,
+        ) as port:
+            yield MariaDBServer(port=port, password=password)
+
+
+def _found(name: str) -> str | None:
+    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
+
+
+def _greets(port: int) -> bool:
+    """Whether a MySQL server says its first words, which it does when it is ready."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as opened:
+            return bool(opened.recv(1))
+    except OSError:
+        return False
 
 
 @contextmanager

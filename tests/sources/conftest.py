@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import PostgresServer, postgres, require
-from tests.sources.databases import KINDS, Database, DuckDB, Postgres, Sqlite
+from tests.servers import MariaDBServer, PostgresServer, mariadb, postgres, require
+from tests.sources.databases import KINDS, Database, DuckDB, MySQL, Postgres, Sqlite
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +19,17 @@ def postgres_server() -> Iterator[PostgresServer]:
 def pg(postgres_server: PostgresServer) -> Postgres:
     """An empty PostgreSQL database for one module."""
     return Postgres(postgres_server.new_database())
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[MariaDBServer]:
+    with require(mariadb) as server:
+        yield server
+
+
+@pytest.fixture
+def maria(mariadb_server: MariaDBServer) -> MySQL:
+    return MySQL(mariadb_server.new_database())
 
 
 @pytest.fixture
@@ -39,6 +50,8 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
             emptied = request.getfixturevalue("pg")
             emptied.execute("DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
             return emptied
+        case "mysql":
+            return MySQL(request.getfixturevalue("mariadb_server").new_database())
         case "sqlite":
             return Sqlite(tmp_path / "shop.sqlite")
         case _:

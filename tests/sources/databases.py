@@ -1,4 +1,4 @@
-"""Real databases behind one small face, so that a test says once what holds for all three sources."""
+"""Real databases behind one small face, so that a test says once what holds for all sources."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from rivet_dagster.rows import Query
 from rivet_dagster.sources.connect import connect
-from tests.servers import PostgresServer
+from tests.servers import MariaDBServer, PostgresServer
 
-KINDS = ("postgresql", "sqlite", "duckdb")
+KINDS = ("postgresql", "mysql", "sqlite", "duckdb")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,9 @@ class Database(ABC):
 
     Attributes:
         kind: the engine.
-        bigint, decimal, double: how its types are spelled.
+        bigint, decimal, double, text, naive: how its types are spelled; `naive` is a timestamp without a zone.
+        boolean: what its boolean is read as.
+        schema: the first part of a qualified table name.
         endless: a query that delivers no row for hours.
         others_write: whether someone else can write while a source reads.
     """
@@ -47,6 +49,10 @@ class Database(ABC):
     bigint = "bigint"
     decimal = "numeric"
     double = "double precision"
+    text = "text"
+    naive = "timestamp"
+    boolean: pa.DataType = pa.bool_()
+    schema = "main"
     endless: str
     others_write: bool = True
 
@@ -56,6 +62,10 @@ class Database(ABC):
 
     @abstractmethod
     def execute(self, *statements: str) -> None: ...
+
+    def quoted(self, name: str) -> str:
+        """A name as a query of this database quotes it."""
+        return '"' + name.replace('"', '""') + '"'
 
     def open(self, *, casts: Mapping[str, str] | None = None, **query: str) -> Any:
         """Open `table=` or `sql=`."""
@@ -76,6 +86,7 @@ class Database(ABC):
 
 class Postgres(Database):
     kind = "postgresql"
+    schema = "public"
     endless = "SELECT i FROM generate_series(1, 2000000000000) AS i WHERE i < 0"
 
     def __init__(self, server: PostgresServer) -> None:
@@ -87,6 +98,35 @@ class Postgres(Database):
 
     def execute(self, *statements: str) -> None:
         self.server.execute(*statements)
+
+    def row(self, sql: str) -> tuple[Any, ...]:
+        """The first row, by a client of its own."""
+        with self.server.client() as connection, connection.cursor() as cursor:
+            cursor.execute(sql)
+            return tuple(cursor.fetchone() or ())
+
+
+class MySQL(Database):
+    kind = "mysql"
+    text = "longtext"
+    naive = "datetime(6)"
+    boolean = pa.int8()
+    endless = "SELECT a.seq AS i FROM seq_1_to_100000000 AS a, seq_1_to_100000000 AS b WHERE a.seq * b.seq < 0"
+
+    def __init__(self, server: MariaDBServer) -> None:
+        self.server = server
+        self.schema = server.database
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def quoted(self, name: str) -> str:
+        return "`" + name.replace("`", "``") + "`"
+
+    def execute(self, *statements: str, sql_mode: str = "ANSI_QUOTES,NO_BACKSLASH_ESCAPES,STRICT_ALL_TABLES") -> None:
+        """Run statements in standard SQL, whatever the server's own mode is."""
+        self.server.execute(*statements, sql_mode=sql_mode)
 
     def row(self, sql: str) -> tuple[Any, ...]:
         """The first row, by a client of its own."""

@@ -1,4 +1,4 @@
-"""What holds for every source; each test runs on PostgreSQL, SQLite and DuckDB."""
+"""What holds for every source; each test runs on PostgreSQL, MariaDB, SQLite and DuckDB."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_the_source_names_itself(database: Database) -> None:
 def test_the_schema_is_the_databases_and_known_before_the_first_row(database: Database) -> None:
     database.execute(
         f"CREATE TABLE t (i {database.bigint}, d {database.decimal}(12,2), f {database.double}, b boolean, day date, "
-        "stamp timestamp, s text)"
+        f"stamp {database.naive}, s text)"
     )
     stream = database.open(table="t")
     assert {column.name: column.arrow_type for column in stream.columns} == {
         "i": pa.int64(),
         "d": pa.decimal128(12, 2),
         "f": pa.float64(),
-        "b": pa.bool_(),
+        "b": database.boolean,
         "day": pa.date32(),
         "stamp": pa.timestamp("us"),
         "s": pa.string(),
@@ -108,7 +108,7 @@ def test_text_arrives_as_it_is(database: Database) -> None:
         "\t",
         "x" * 5_000_000,
     ]
-    database.execute(f"CREATE TABLE t (i {database.bigint}, s text)")
+    database.execute(f"CREATE TABLE t (i {database.bigint}, s {database.text})")
     for position, text in enumerate(texts):
         quoted = text.replace("'", "''")
         database.execute(f"INSERT INTO t VALUES ({position}, '{quoted}')")
@@ -126,14 +126,14 @@ def test_any_column_and_table_name_works(database: Database, name: str) -> None:
         f"CREATE TABLE {quoted} ({quoted} {database.bigint}, other text)", f"INSERT INTO {quoted} VALUES (7, 'x')"
     )
     assert database.read(table=quoted).rows == [{name: 7, "other": "x"}]
-    assert database.read(sql=f"SELECT {quoted} FROM {quoted}", casts={name: "text"}).rows == [{name: "7"}]
+    own = database.quoted(name)
+    assert database.read(sql=f"SELECT {own} FROM {own}", casts={name: "text"}).rows == [{name: "7"}]
 
 
 def test_a_qualified_table_name_works(database: Database) -> None:
-    schema = "public" if database.kind == "postgresql" else "main"
     database.execute(f"CREATE TABLE orders (i {database.bigint})", "INSERT INTO orders VALUES (1)")
-    assert database.read(table=f"{schema}.orders").rows == [{"i": 1}]
-    assert database.read(table=f'"{schema}"."orders"').rows == [{"i": 1}]
+    assert database.read(table=f"{database.schema}.orders").rows == [{"i": 1}]
+    assert database.read(table=f'"{database.schema}"."orders"').rows == [{"i": 1}]
 
 
 @pytest.mark.parametrize("table", ["", "a.b.c.d", "a b", "t; drop table t", 'open"quote', "a..b", "a.", '""', "t--"])

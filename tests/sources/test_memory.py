@@ -32,6 +32,9 @@ def test_a_table_five_times_as_large_needs_no_more_memory(database: Database) ->
     if isinstance(database, Postgres):
         text = "(SELECT string_agg(md5((i * 10 + j)::text), '') FROM generate_series(1, 10) AS j)"
         series = "generate_series(1, {rows}) AS g(i)"
+    elif database.kind == "mysql":
+        text = "concat(" + ", ".join(f"md5(i * 10 + {j})" for j in range(10)) + ")"
+        series = "(SELECT seq AS i FROM seq_1_to_{rows}) AS g"
     elif database.kind == "duckdb":
         text = "concat(" + ", ".join(f"md5((i * 10 + {j})::varchar)" for j in range(10)) + ")"
         series = "range({rows}) AS g(i)"

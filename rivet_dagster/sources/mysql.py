@@ -1,0 +1,167 @@
+"""MySQL and MariaDB: the server's description first, then rows of the binary protocol, many at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+
+import pyarrow as pa
+
+from rivet_dagster.errors import ConfigError, SourceError
+from rivet_dagster.rows import Query, ResultColumn
+from rivet_dagster.sources.description import (
+    check_columns,
+    query_text,
+    quoted,
+    schema_of,
+    split_name,
+    what_is_read,
+)
+from rivet_dagster.sources.mysql_connection import check_url, database_name
+from rivet_dagster.sources.mysql_session import MySQLSession
+from rivet_dagster.sources.mysql_types import ColumnPlan, WireColumn, plan_column
+from rivet_dagster.sources.mysql_values import column_array
+from rivet_dagster.sources.mysql_wire import Block, WireError, decode
+from rivet_dagster.sources.stream import BatchStream
+from rivet_dagster.sources.url import DatabaseUrl
+
+__all__ = ["MySQLSource"]
+
+# More rows at a time are no faster to decode, and cost memory.
+_ENOUGH_BYTES = 2**20
+
+_CATALOG = """
+SELECT c.TABLE_NAME, c.COLUMN_NAME, c.COLUMN_TYPE, c.IS_NULLABLE = 'NO' AND t.TABLE_TYPE = 'BASE TABLE'
+FROM information_schema.COLUMNS AS c
+JOIN information_schema.TABLES AS t ON t.TABLE_SCHEMA = c.TABLE_SCHEMA AND t.TABLE_NAME = c.TABLE_NAME
+WHERE c.TABLE_SCHEMA = {schema} AND c.TABLE_NAME = {table}
+"""
+
+
+class MySQLSource:
+    """A MySQL or MariaDB database. Every `open` is a connection of its own, in one read-only snapshot.
+
+    Tables of engines without transactions are as consistent as one statement of theirs. Sessions are in UTC: functions
+    like NOW() and CURDATE() in a query are too. The server's sql_mode stays. Types are described in `mysql_types`.
+    """
+
+    engine = "mysql"
+
+    def __init__(self, url: DatabaseUrl, *, batch_rows: int, batch_bytes: int) -> None:
+        check_url(url)
+        self._url = url
+        self._batch_rows = batch_rows
+        self._batch_bytes = batch_bytes
+
+    @property
+    def database(self) -> str:
+        """The database's name; empty where the URL names none."""
+        return database_name(self._url)
+
+    def open(self, query: Query) -> BatchStream:
+        """Describe the result without running the query, then be ready to stream it.
+
+        Raises:
+            ConfigError: the query's names, casts or result columns cannot be, or the driver is not installed.
+            SourceError: the server refused or could not be reached; no connection is left.
+        """
+        if query.within is not None:
+            raise ConfigError(f"{what_is_read(query)}: reading in ranges is not supported for MySQL")
+        text = _text(query)
+        session = MySQLSession(self._url, what=what_is_read(query))
+        try:
+            described = session.describe(text)
+            check_columns([column.name for column in described], query)
+            plans = _planned(described, query)
+            columns = _columns(session, query, described, plans)
+        except BaseException:
+            session.close()
+            raise
+        return BatchStream(
+            columns,
+            self._batches(session, described, plans, schema_of(columns), query),
+            cancel=session.cancel,
+            release=session.close,
+            batch_rows=self._batch_rows,
+            batch_bytes=self._batch_bytes,
+        )
+
+    def _batches(
+        self,
+        session: MySQLSession,
+        described: tuple[WireColumn, ...],
+        plans: tuple[ColumnPlan, ...],
+        schema: pa.Schema,
+        query: Query,
+    ) -> Generator[pa.RecordBatch, None, None]:
+        names = [column.name for column in described]
+        enough = min(self._batch_bytes, _ENOUGH_BYTES)
+        for came in session.stream(most_rows=self._batch_rows, enough_bytes=enough):
+            if not isinstance(came, Block):
+                if [column.name for column in came] != names or _planned(came, query) != plans:
+                    raise SourceError(
+                        f"{what_is_read(query)}: the server described the result in one way and sends another; run it "
+                        "again, and if it stays give each column of the query a type with CAST"
+                    )
+                continue
+            try:
+                decoded = decode(came, [plan.shape for plan in plans])
+            except WireError as error:
+                raise SourceError(f"{what_is_read(query)}: the server's rows cannot be understood: {error}") from None
+            arrays = [
+                column_array(column.name, plan, values, decimals=column.scale)
+                for column, plan, values in zip(described, plans, decoded, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _planned(columns: tuple[WireColumn, ...], query: Query) -> tuple[ColumnPlan, ...]:
+    return tuple(plan_column(column, query.casts.get(column.name)) for column in columns)
+
+
+def _text(query: Query) -> str:
+    """The select statement of a query, in MySQL's quotes."""
+    if query.table is None or query.sql is not None:
+        return query_text(query, most=2, fold=False)
+    return "SELECT * FROM " + ".".join("`" + name.replace("`", "``") + "`" for name in _names(query))
+
+
+def _names(query: Query) -> tuple[str, ...]:
+    table = query.table or ""
+    if '"' not in table:
+        table = re.sub(r"`((?:[^`]|``)+)`", lambda name: quoted(name.group(1).replace("``", "`")), table)
+    # It checks the casts, too.
+    query_text(Query(table=table, casts=query.casts), most=2, fold=False)
+    return split_name(table, most=2, fold=False)
+
+
+def _columns(
+    session: MySQLSession, query: Query, described: tuple[WireColumn, ...], plans: tuple[ColumnPlan, ...]
+) -> tuple[ResultColumn, ...]:
+    declared: dict[str, tuple[str, bool]] = {}
+    if query.table is not None:
+        *schema, table = _names(query)
+        # In hexadecimal, which no sql_mode reads in another way.
+        where = {
+            "schema": _literal(schema[0]) if schema else "DATABASE()",
+            "table": _literal(table),
+        }
+        # Where names are not case-sensitive, or a collation is lax, a twin's columns must not be taken for its own.
+        declared = {
+            name: (kind, bool(never_null))
+            for found, name, kind, never_null in session.rows(_CATALOG.format(**where))
+            if found == table
+        }
+    return tuple(
+        ResultColumn(
+            name=column.name,
+            source_type=declared.get(column.name, (plan.source_type, False))[0],
+            nullable=not declared.get(column.name, ("", False))[1],
+            arrow_type=plan.exported_as,
+        )
+        for column, plan in zip(described, plans, strict=True)
+    )
+
+
+def _literal(name: str) -> str:
+    return f"CONVERT(0x{name.encode().hex()} USING utf8mb4)"

@@ -1,0 +1,147 @@
+"""One MySQL or MariaDB connection inside one read-only snapshot, and its failures in our terms."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from rivet_dagster.errors import ConfigError, SourceError
+from rivet_dagster.sources.mysql_connection import MySQLConnection, database_name, driver
+from rivet_dagster.sources.mysql_errors import CONNECTION_FAILED, CONNECTION_LOST, hint_for, is_transient
+from rivet_dagster.sources.mysql_types import WireColumn
+from rivet_dagster.sources.mysql_wire import Block, WireError, rows_of
+from rivet_dagster.sources.url import DatabaseUrl
+
+__all__ = ["MySQLSession"]
+
+_CONNECT_SECONDS = 15.0
+_CANCEL_SECONDS = 5.0
+# How long the server waits for a reader that is busy writing parts, before it cuts the connection.
+_NET_WRITE_SECONDS = 600
+
+
+class MySQLSession:
+    """A connection that has begun a read-only transaction with a consistent snapshot, in UTC and UTF-8.
+
+    Not safe for several threads, but for `cancel`.
+    """
+
+    def __init__(self, url: DatabaseUrl, *, what: str) -> None:
+        """Connect and begin.
+
+        Args:
+            url: where to.
+            what: what is read, for messages.
+
+        Raises:
+            ConfigError: the driver is not installed, or the URL's parameters cannot be.
+            SourceError: transient where the server could not be reached or had no room.
+        """
+        self._driver = driver()
+        self._url = url
+        self._what = what
+        self._statement = 0
+        with self._translated():
+            self._connection = MySQLConnection(url, timeout_s=_CONNECT_SECONDS)
+        try:
+            for setting in (
+                "SET time_zone = '+00:00'",
+                f"SET net_write_timeout = {_NET_WRITE_SECONDS}",
+                "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+                "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
+            ):
+                self.rows(setting)
+            # The number in the server's greeting is cut to 32 bits, and a proxy's own.
+            self._number = int(self.rows("SELECT CONNECTION_ID()")[0][0])
+        except BaseException:
+            self.close()
+            raise
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """All rows of a small statement."""
+        with self._translated():
+            return self._connection.rows(sql)
+
+    def describe(self, sql: str) -> tuple[WireColumn, ...]:
+        """The columns of a statement as the server describes them, without running it.
+
+        Raises:
+            ConfigError: it is no statement with a result, or has placeholders.
+            SourceError: the server refused it.
+        """
+        with self._translated():
+            self._statement, placeholders, columns = self._connection.prepare(sql)
+        if placeholders:
+            raise ConfigError(f"{self._what}: a ? stands for a value that is not given; write the value")
+        if not columns:
+            raise ConfigError(f"{self._what}: one select statement was expected, this one has no result")
+        return columns
+
+    def stream(self, *, most_rows: int, enough_bytes: int) -> Generator[tuple[WireColumn, ...] | Block, None, None]:
+        """Run what was described: yield its columns as they are now, then blocks of rows."""
+        with self._translated():
+            columns = self._connection.execute(self._statement)
+        yield columns
+        blocks = rows_of(
+            self._connection.read,
+            sequence=self._connection.next_sequence(),
+            most_rows=most_rows,
+            enough_bytes=enough_bytes,
+        )
+        while True:
+            with self._translated():
+                block = next(blocks, None)
+            if block is None:
+                return
+            yield block
+
+    def cancel(self) -> None:
+        """End the connection here and on the server, whatever it is doing; from any thread, before `close`."""
+        self._connection.interrupt()
+        # A server that computes does not look at its connection.
+        other = MySQLConnection(self._url, timeout_s=_CANCEL_SECONDS)
+        try:
+            other.kill(self._number)
+        finally:
+            other.close()
+
+    def close(self) -> None:
+        """Free the connection; an open transaction is rolled back by the server."""
+        self._connection.close()
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (self._driver.Error, WireError, OSError, EOFError, RuntimeError, struct.error) as error:
+            # Without its cause: the driver's own text may repeat what must not be seen.
+            raise self._failure(error) from None
+
+    def _failure(self, error: Exception) -> SourceError:
+        code, message = self._read(error)
+        text = " ".join(self._url.redact(message).split())
+        parts = [f"mysql database {database_name(self._url)!r}, {self._what}: {text}"]
+        parts += [f"(error {code})"] if code else []
+        hint = hint_for(code)
+        return SourceError(" ".join(parts) + (f"; {hint}" if hint else ""), transient=is_transient(code))
+
+    def _read(self, error: Exception) -> tuple[int | None, str]:
+        """The code and the words of a failure."""
+        if isinstance(error, WireError) and error.packet:
+            try:
+                self._driver.err.raise_mysql_exception(error.packet)
+            except self._driver.Error as sent:
+                return self._read(sent)
+        if isinstance(error, (OSError, EOFError)):
+            return CONNECTION_LOST, "Lost connection to MySQL server during query"
+        if isinstance(error, (WireError, struct.error)):
+            return None, f"the server's answer cannot be understood: {error}"
+        if not isinstance(error, self._driver.Error) or not error.args or not isinstance(error.args[0], int):
+            return None, str(error)
+        code = error.args[0] or CONNECTION_LOST
+        cause = getattr(error, "original_exception", None)
+        if code == CONNECTION_FAILED and cause is not None:
+            return code, f"Can't connect to MySQL server ({type(cause).__name__})"
+        return code, str(error.args[-1]) or "the connection is closed"

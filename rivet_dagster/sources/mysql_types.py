@@ -1,0 +1,192 @@
+"""MySQL and MariaDB types: what each becomes, and what it may be cast to. Pure.
+
+=====================================================  ==============================================================
+type                                                   Arrow
+=====================================================  ==============================================================
+tinyint, smallint, mediumint, int, bigint              int8, int16, int32, int32, int64; unsigned: uint8 to uint64
+                                                       (tinyint(1) too: it holds -128 to 127)
+bit(n), year                                           uint64, uint16
+float, double                                          float, double, as they are stored and not as they are printed
+decimal(p, s)                                          decimal128 or decimal256
+date, datetime, timestamp                              date32, timestamp[us], timestamp[us, UTC]
+time                                                   time64[us], from 00:00:00 to 23:59:59.999999
+char, varchar, text, enum, set, json, uuid, inet       string (a JSON null is the text null, NULL is NULL)
+binary, varbinary, blob                                binary
+geometry                                               refused; cast to binary: MySQL's own bytes
+an expression that is always NULL                      string
+=====================================================  ==============================================================
+
+Zero, partial and impossible dates, and times below zero or from 24:00:00 on, are refused where they are met. A cast is
+made here, exactly or not at all: everything may be cast to text, which is what the database itself shows (a float is
+its shortest text, bytes must be UTF-8); numbers and text to bigint, bigint unsigned, double, decimal(p, s) and boolean
+(0 and 1); text to date and datetime; text and geometry to binary.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rivet_dagster.errors import ConfigError
+from rivet_dagster.sources.description import decimal_type
+from rivet_dagster.sources.guards import refused
+
+__all__ = ["ColumnPlan", "WireColumn", "plan_column"]
+
+_UNSIGNED, _ENUM, _SET = 32, 256, 2048
+_BINARY_CHARSET = 63
+_DATE_BYTES, _TIME_BYTES = 11, 12
+
+Shape = np.dtype[Any] | int | None
+
+_DECIMALS = frozenset({0, 246})
+_BIT, _GEOMETRY = 16, 255
+_INTEGERS = {1: ("tinyint", 1), 2: ("smallint", 2), 3: ("int", 4), 9: ("mediumint", 4), 8: ("bigint", 8)}
+_TEXTS = {
+    15: "char",
+    253: "char",
+    254: "char",
+    247: "enum",
+    248: "set",
+    249: "text",
+    250: "text",
+    251: "text",
+    252: "text",
+}
+_SIMPLE: dict[int, tuple[str, Shape, pa.DataType]] = {
+    4: ("float", np.dtype("<f4"), pa.float32()),
+    5: ("double", np.dtype("<f8"), pa.float64()),
+    6: ("null", None, pa.string()),
+    7: ("timestamp", _DATE_BYTES, pa.timestamp("us", tz="UTC")),
+    10: ("date", _DATE_BYTES, pa.date32()),
+    11: ("time", _TIME_BYTES, pa.time64("us")),
+    12: ("datetime", _DATE_BYTES, pa.timestamp("us")),
+    13: ("year", np.dtype("<u2"), pa.uint16()),
+    14: ("date", _DATE_BYTES, pa.date32()),
+    245: ("json", None, pa.string()),
+    _GEOMETRY: ("geometry", None, pa.binary()),
+}
+
+_CASTS = {
+    r"text|char|varchar|string|longtext": pa.string(),
+    r"bigint|int|integer|signed( integer)?": pa.int64(),
+    r"bigint unsigned|unsigned( integer)?": pa.uint64(),
+    r"double( precision)?|float8": pa.float64(),
+    r"bool|boolean": pa.bool_(),
+    r"date": pa.date32(),
+    r"(datetime|timestamp)(\([0-6]\))?": pa.timestamp("us"),
+    r"binary|varbinary|blob|longblob": pa.binary(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireColumn:
+    """One column as the server describes it: the protocol's numbers."""
+
+    name: str
+    code: int
+    charset: int
+    flags: int
+    length: int
+    scale: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnPlan:
+    """How one column travels and what it becomes.
+
+    Attributes:
+        source_type: the database's name of its type.
+        shape: how its values travel, for `mysql_wire.decode`.
+        natural: the Arrow type that holds all its values exactly.
+        exported_as: the same, or what it is cast to.
+    """
+
+    source_type: str
+    shape: Shape
+    natural: pa.DataType
+    exported_as: pa.DataType
+
+
+def plan_column(column: WireColumn, cast: str | None) -> ColumnPlan:
+    """Decide for one column.
+
+    Raises:
+        ConfigError: there is no such cast, or not from this type.
+        SourceError: permanent, the type cannot be exported as it is.
+    """
+    source_type, shape, natural = _natural(column)
+    if cast is None:
+        if column.code == _GEOMETRY:
+            raise refused(
+                column.name,
+                "a geometry has no type in Parquet or CSV",
+                remedy="select ST_AsText(…) or ST_AsBinary(…), or remove the column",
+            )
+        return ColumnPlan(source_type=source_type, shape=shape, natural=natural, exported_as=natural)
+    wanted = _cast_type(cast)
+    if wanted is None:
+        raise ConfigError(
+            f"column {column.name!r}: cast to {cast!r}: expected text, bigint, bigint unsigned, double, decimal(p, s), "
+            "boolean, date, datetime or binary"
+        )
+    if not _may_become(natural, wanted, geometry=column.code == _GEOMETRY):
+        raise ConfigError(
+            f"column {column.name!r}: {source_type} cannot be cast to {cast!r} exactly; cast it to text, or in a query"
+        )
+    return ColumnPlan(source_type=source_type, shape=shape, natural=natural, exported_as=wanted)
+
+
+def _natural(column: WireColumn) -> tuple[str, Shape, pa.DataType]:
+    code, unsigned = column.code, bool(column.flags & _UNSIGNED)
+    if code in _SIMPLE:
+        return _SIMPLE[code]
+    if code in _INTEGERS:
+        name, size = _INTEGERS[code]
+        shape = np.dtype(f"<{'u' if unsigned else 'i'}{size}")
+        return f"{name} unsigned" if unsigned else name, shape, pa.from_numpy_dtype(shape)
+    if code in _DECIMALS:
+        return _decimal(column, unsigned=unsigned)
+    if code == _BIT:
+        return f"bit({column.length})", None, pa.uint64()
+    if code not in _TEXTS:
+        raise refused(column.name, f"its type (number {code} of the protocol) is not known")
+    if column.charset == _BINARY_CHARSET:
+        return "binary", None, pa.binary()
+    name = "enum" if column.flags & _ENUM else "set" if column.flags & _SET else _TEXTS[code]
+    return name, None, pa.string()
+
+
+def _decimal(column: WireColumn, *, unsigned: bool) -> tuple[str, None, pa.DataType]:
+    # The length counts the sign and the point.
+    precision = column.length - (not unsigned) - (column.scale > 0)
+    arrow = decimal_type(precision, column.scale)
+    if arrow is None:
+        return "decimal", None, pa.string()
+    return f"decimal({precision},{column.scale})", None, arrow
+
+
+def _cast_type(cast: str) -> pa.DataType | None:
+    name = " ".join(cast.lower().split())
+    if match := re.fullmatch(r"(?:decimal|numeric) ?\( ?(\d+) ?(?:, ?(\d+) ?)?\)", name):
+        return decimal_type(int(match.group(1)), int(match.group(2) or 0))
+    return next((arrow for pattern, arrow in _CASTS.items() if re.fullmatch(pattern, name)), None)
+
+
+def _may_become(natural: pa.DataType, wanted: pa.DataType, *, geometry: bool) -> bool:
+    kinds = pa.types
+    if geometry:
+        return bool(wanted == pa.binary())
+    if wanted in {pa.string(), natural}:
+        return True
+    if wanted == pa.binary() or kinds.is_temporal(wanted):
+        return bool(natural == pa.string())
+    if wanted == pa.bool_():
+        return bool(kinds.is_integer(natural))
+    if wanted == pa.float64():
+        return bool(natural == pa.string() or kinds.is_integer(natural) or kinds.is_floating(natural))
+    return bool(natural == pa.string() or kinds.is_integer(natural) or kinds.is_decimal(natural))
