@@ -29,7 +29,7 @@ __all__ = [
 
 _DECIMAL128_DIGITS, _DECIMAL256_DIGITS = 38, 76
 _NAME_PART = re.compile(r'"(?:[^"]|"")+"|[^\W\d][\w$]*')
-_TYPE_NAME = re.compile(r"[A-Za-z_][\w ]*(\(\s*\d+\s*(,\s*-?\d+\s*)?\))?[\w ]*(\[\])*")
+_TYPE_NAME = re.compile(r"[A-Za-z_][\w .]*(\(\s*\d+\s*(,\s*-?\d+\s*)?\))?[\w ]*(\[\])*")
 
 
 def quoted(name: str) -> str:

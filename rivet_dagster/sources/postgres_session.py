@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, quote, unquote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 import pyarrow as pa
 
@@ -238,16 +238,12 @@ class PostgresSession:
 
 def database_name(url: DatabaseUrl) -> str:
     """The database that a URL names; empty where the server's default is left to decide."""
-    before_query, _, query = url.rest.partition("?")
-    named = dict(parse_qsl(query)).get("dbname", "")
-    return named or unquote(before_query.partition("/")[2])
+    return url.parameters.get("dbname") or unquote(url.rest.partition("?")[0].partition("/")[2])
 
 
 def _connection_uri(url: DatabaseUrl, application_name: str | None) -> str:
-    before_query, _, query = url.rest.partition("?")
-    given = dict(parse_qsl(query, keep_blank_values=True))
     # Arrow strings are UTF-8, whatever the database's or the environment's encoding is.
-    wanted = {**_DEFAULTS, **given, "client_encoding": "UTF8"}
+    wanted = {**_DEFAULTS, **url.parameters, "client_encoding": "UTF8"}
     if application_name is not None:
         wanted["application_name"] = application_name
-    return f"postgresql://{before_query}?{urlencode(wanted, quote_via=quote)}"
+    return f"postgresql://{url.rest.partition('?')[0]}?{urlencode(wanted, quote_via=quote, safe='')}"

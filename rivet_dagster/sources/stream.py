@@ -66,6 +66,11 @@ class BatchStream:
         """Of every batch."""
         return self._schema
 
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is free: the rows have ended, failed or been closed."""
+        return self._released
+
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Yield batches, none of them empty.
 
@@ -130,7 +135,7 @@ class BatchStream:
     def _bounded(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         if batch.num_rows == 0:
             return
-        pieces = -(-batch.nbytes // self._batch_bytes)
+        pieces = max(1, -(-batch.nbytes // self._batch_bytes))
         rows = max(1, min(self._batch_rows, batch.num_rows // pieces))
         for start in range(0, batch.num_rows, rows):
             yield batch.slice(start, rows)

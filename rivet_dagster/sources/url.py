@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, quote, quote_plus, unquote
+from urllib.parse import quote, quote_plus, unquote
 
 from rivet_dagster.errors import ConfigError
 
@@ -27,6 +27,11 @@ class DatabaseUrl:
     scheme: str
     rest: str = field(repr=False)
     secrets: tuple[str, ...] = field(repr=False, default=())
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """What stands behind "?", percent-decoded, as libpq reads it: of equal names the last counts, "+" is a plus."""
+        return {unquote(name): unquote(value) for name, value in _parameters(self.rest).items()}
 
     def redact(self, text: str) -> str:
         """`text` with every spelling of every secret, and any credentials in a URL, masked."""
@@ -61,11 +66,15 @@ def parse_url(url: str) -> DatabaseUrl:
     return DatabaseUrl(scheme=scheme, rest=rest, secrets=_secrets(rest))
 
 
+def _parameters(rest: str) -> dict[str, str]:
+    pairs = (pair.partition("=") for pair in rest.partition("?")[2].split("&") if pair)
+    return {name: value for name, _, value in pairs}
+
+
 def _secrets(rest: str) -> tuple[str, ...]:
     userinfo, at, _ = re.split(r"/", rest, maxsplit=1)[0].partition("@")
     found = {userinfo.partition(":")[2]} if at else set()
-    query = rest.partition("?")[2]
-    found.update(value for name, value in parse_qsl(query) if name.lower() in _SECRET_PARAMETERS)
+    found.update(value for name, value in _parameters(rest).items() if name.lower() in _SECRET_PARAMETERS)
     spellings: set[str] = set()
     for secret in found:
         plain = unquote(secret)
