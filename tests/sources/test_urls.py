@@ -22,7 +22,7 @@ def test_no_spelling_of_a_password_survives(password: str, scheme: str) -> None:
     spellings = {password, quote(password, safe=""), quote(password), quote_plus(password)}
     for spelling in spellings:
         assert url.redact(spelling) == "***"
-        assert password == "*" or password not in url.redact(f"could not use {spelling} here")
+        assert set(password) == {"*"} or password not in url.redact(f"could not use {spelling} here")
     assert password not in repr(url) or password in repr(parse_url("postgresql://host/shop"))
 
 
