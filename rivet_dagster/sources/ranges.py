@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from rivet_dagster.errors import ConfigError
@@ -195,8 +194,7 @@ def sampled_row_bytes(stream: ResultStream) -> int | None:
     """About how many bytes a row has, from the first rows of a stream, which is closed; `None` where it has none."""
     rows = size = 0
     try:
-        batches: Iterator[Any] = iter(stream)
-        for batch in islice(batches, _SAMPLE_ROWS):
+        for batch in stream:
             rows += batch.num_rows
             size += batch.nbytes
             if rows >= _SAMPLE_ROWS:
@@ -204,6 +202,3 @@ def sampled_row_bytes(stream: ResultStream) -> int | None:
     finally:
         stream.close()
     return max(1, size // rows) if rows else None
-
-
-Compare = Callable[[Sequence[str], str, Sequence[str]], str]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
 
 from rivet_dagster.errors import ConfigError, SourceError
-from rivet_dagster.rows import Query, ResultColumn
+from rivet_dagster.rows import Consistency, Key, Query, ResultColumn
 from rivet_dagster.sources.description import (
     check_columns,
     existing_file,
@@ -22,6 +22,9 @@ from rivet_dagster.sources.description import (
     what_is_read,
 )
 from rivet_dagster.sources.guards import check_temporal, holds_temporal
+from rivet_dagster.sources.ranges import checked_key, no_catalog, sampled_row_bytes, usable_keys
+from rivet_dagster.sources.sqlite_keys import Fetch, estimated_rows, range_condition, relation_of
+from rivet_dagster.sources.sqlite_snapshot import Described, SqliteSnapshot
 from rivet_dagster.sources.sqlite_types import arrow_type_of, column_array, type_of_values
 from rivet_dagster.sources.stream import BatchStream
 from rivet_dagster.sources.url import DatabaseUrl
@@ -34,7 +37,7 @@ _FETCH_ROWS = 1024
 
 
 class SqliteSource:
-    """A SQLite file, read-only. Every `open` is a connection of its own, in one read transaction.
+    """A SQLite file that can be split, read-only. Every `open` is a connection of its own, in one read transaction.
 
     Types are described in `sqlite_types`.
     """
@@ -60,9 +63,54 @@ class SqliteSource:
             ConfigError: the query's names, casts or result columns cannot be.
             SourceError: the file is not there, no database, locked, or the query is refused; nothing stays open.
         """
-        text = query_text(query, most=2, fold=False)
+        connection = self.begin(what_is_read(query))
+        try:
+            return self.open_on(connection, query, release=connection.close, known={})
+        except BaseException:
+            connection.close()
+            raise
+
+    def keys(self, query: Query) -> tuple[Key, ...]:
+        """The keys that the catalog vouches for, the primary key first; empty for a query that is no table."""
+        if query.table is None:
+            return ()
+        with contextlib.closing(self.begin(what_is_read(query))) as connection:
+            return usable_keys(relation_of(query, self.fetch_on(connection, what_is_read(query))))
+
+    def check_key(self, query: Query, columns: Sequence[str]) -> Key:
+        """The key of these columns.
+
+        Raises:
+            ConfigError: the catalog does not vouch for it; says why, and which keys there are.
+        """
+        if query.table is None:
+            raise no_catalog(query)
+        with contextlib.closing(self.begin(what_is_read(query))) as connection:
+            return checked_key(relation_of(query, self.fetch_on(connection, what_is_read(query))), columns, query)
+
+    def estimated_rows(self, query: Query) -> int | None:
+        """How many rows the last ANALYZE counted; `None` for a query, and where there was none."""
+        if query.table is None:
+            return None
+        with contextlib.closing(self.begin(what_is_read(query))) as connection:
+            return estimated_rows(query, self.fetch_on(connection, what_is_read(query)))
+
+    def row_bytes(self, query: Query) -> int:
+        """About how many bytes a row has once it is read, from the first rows."""
+        return sampled_row_bytes(self.open(query)) or 1
+
+    def snapshot(self, consistency: Consistency) -> SqliteSnapshot:
+        """Begin a run of several statements.
+
+        Raises:
+            SourceError: the file is not there, no database, or locked.
+        """
+        return SqliteSnapshot(self, consistency=consistency)
+
+    def begin(self, what: str) -> sqlite3.Connection:
+        """A connection in a read transaction whose snapshot is taken; `what` is read, for messages."""
         path = existing_file(self._url).absolute()
-        with self._translated(query):
+        with self._translated(what):
             connection = sqlite3.connect(
                 f"file:{quote(str(path))}?mode=ro",
                 uri=True,
@@ -71,26 +119,67 @@ class SqliteSource:
                 timeout=_BUSY_SECONDS,
             )
         try:
-            with self._translated(query):
+            with self._translated(what):
                 connection.execute("BEGIN")
-                columns = _described(connection, text, query)
+                # The first read, not BEGIN, takes the snapshot.
+                connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except BaseException:
             connection.close()
             raise
+        return connection
+
+    def fetch_on(self, connection: sqlite3.Connection, what: str) -> Fetch:
+        """What runs small statements on a connection, with failures in our terms."""
+
+        def fetch(sql: str, parameters: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+            with self._translated(what):
+                return connection.execute(sql, parameters).fetchall()
+
+        return fetch
+
+    def open_on(
+        self, connection: sqlite3.Connection, query: Query, *, release: Callable[[], None], known: Described
+    ) -> BatchStream:
+        """`open` on a connection.
+
+        Args:
+            connection: from `begin`; on an error it stays open.
+            query: what to read.
+            release: frees the connection when the stream is closed.
+            known: what was described in this connection's snapshot, to be used and added to.
+        """
+        text = query_text(query, most=2, fold=False)
+        # Of the whole table, so that all of its ranges have one schema.
+        described = (text, *query.casts.items())
+        with self._translated(what_is_read(query)):
+            if described not in known:
+                known[described] = _described(connection, text, query)
+        columns = known[described]
+        parameters: tuple[Any, ...] = ()
+        if query.within is not None:
+            relation = relation_of(query, self.fetch_on(connection, what_is_read(query)))
+            checked_key(relation, query.within.key.columns, query)
+            condition, parameters = range_condition(relation, query.within, alias="r")
+            text = f"{text} AS r WHERE {condition}" if condition else text
         return BatchStream(
             columns,
-            self._batches(connection, text, columns, query),
+            self._batches(connection, text, parameters, columns, query),
             cancel=connection.interrupt,
-            release=connection.close,
+            release=release,
             batch_rows=self._batch_rows,
             batch_bytes=self._batch_bytes,
         )
 
     def _batches(
-        self, connection: sqlite3.Connection, text: str, columns: tuple[ResultColumn, ...], query: Query
+        self,
+        connection: sqlite3.Connection,
+        text: str,
+        parameters: tuple[Any, ...],
+        columns: tuple[ResultColumn, ...],
+        query: Query,
     ) -> Generator[pa.RecordBatch, None, None]:
-        with self._translated(query):
-            cursor = connection.execute(text)
+        with self._translated(what_is_read(query)):
+            cursor = connection.execute(text, parameters)
         with contextlib.closing(cursor):
             if _names(cursor) != [column.name for column in columns]:
                 raise SourceError(f"{what_is_read(query)}: SQLite named the columns in two ways; name each one with AS")
@@ -98,7 +187,7 @@ class SqliteSource:
             step = min(_FETCH_ROWS, self._batch_rows)
             pending: list[pa.RecordBatch] = []
             while True:
-                with self._translated(query):
+                with self._translated(what_is_read(query)):
                     rows = cursor.fetchmany(step)
                 if rows:
                     pending.append(_arrived(rows, columns, query, first_row=row))
@@ -114,7 +203,7 @@ class SqliteSource:
                     return
 
     @contextlib.contextmanager
-    def _translated(self, query: Query) -> Iterator[None]:
+    def _translated(self, what: str) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, sqlite3.Warning) as error:
@@ -122,7 +211,7 @@ class SqliteSource:
             transient = name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or "database is locked" in str(error)
             hint = "; another connection holds it, run it again" if transient else ""
             raise SourceError(
-                f"sqlite database {self.database!r}, {what_is_read(query)}: {error}{hint}", transient=transient
+                f"sqlite database {self.database!r}, {what}: {error}{hint}", transient=transient
             ) from error
 
 
