@@ -29,7 +29,7 @@ class DatabaseResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     url: str = Field(
         description=(
             "Where the database is: postgresql://user@host/database, mysql://user@host/database, sqlite:///file or"
-            ' duckdb:///file. Give it as dg.EnvVar("DATABASE_URL"): a password in a URL written here would be shown in the UI.'
+            ' duckdb:///file. Give it as dg.EnvVar("DATABASE_URL"): one written here would show its password in the UI.'
         ),
     )
 
