@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from rivet_dagster.errors import ConfigError, SourceError
-from rivet_dagster.rows import Query, ResultColumn
+from rivet_dagster.rows import Consistency, Key, Query, ResultColumn
 from rivet_dagster.sources.description import (
     casts_of,
     check_columns,
@@ -20,8 +20,11 @@ from rivet_dagster.sources.description import (
     selected,
     what_is_read,
 )
+from rivet_dagster.sources.duckdb_keys import Rows, estimated_rows, range_condition, relation_of
+from rivet_dagster.sources.duckdb_snapshot import DuckDBSnapshot
 from rivet_dagster.sources.duckdb_types import exported_as, plain
 from rivet_dagster.sources.guards import check_temporal, holds_temporal
+from rivet_dagster.sources.ranges import checked_key, no_catalog, sampled_row_bytes, usable_keys
 from rivet_dagster.sources.stream import BatchStream
 from rivet_dagster.sources.url import DatabaseUrl
 
@@ -37,7 +40,7 @@ _MEMORY_LIMIT = "512MB"
 
 
 class DuckDBSource:
-    """A DuckDB file, read-only. Every `open` is a connection of its own, in one transaction.
+    """A DuckDB file that can be split, read-only. Every `open` is a connection of its own, in one transaction.
 
     Types are described in `duckdb_types`. DuckDB's own memory is limited; a larger sort spills into `<file>.tmp`.
     """
@@ -62,18 +65,95 @@ class DuckDBSource:
             SourceError: the file is not there, no database, held by another process, or the query is refused; nothing
                 stays open.
         """
+        return self.open_on(self.connect(what_is_read(query)), query)
+
+    def keys(self, query: Query) -> tuple[Key, ...]:
+        """The keys that the catalog vouches for, the primary key first; empty for a query that is no table."""
+        if query.table is None:
+            return ()
+        with self._run(query) as rows:
+            return usable_keys(relation_of(query, rows))
+
+    def check_key(self, query: Query, columns: Sequence[str]) -> Key:
+        """The key of these columns.
+
+        Raises:
+            ConfigError: the catalog does not vouch for it; says why, and which keys there are.
+        """
+        if query.table is None:
+            raise no_catalog(query)
+        with self._run(query) as rows:
+            return checked_key(relation_of(query, rows), columns, query)
+
+    def estimated_rows(self, query: Query) -> int | None:
+        """How many rows the catalog counts; `None` for a query."""
+        if query.table is None:
+            return None
+        with self._run(query) as rows:
+            return estimated_rows(query, rows)
+
+    def row_bytes(self, query: Query) -> int:
+        """About how many bytes a row has once it is read, from the first rows."""
+        return sampled_row_bytes(self.open(query)) or 1
+
+    def snapshot(self, consistency: Consistency) -> DuckDBSnapshot:
+        """Begin a run of several statements.
+
+        Raises:
+            SourceError: the file is not there, no database, or held by another process.
+        """
+        return DuckDBSnapshot(self, consistency=consistency)
+
+    def connect(self, what: str) -> DuckDBPyConnection:
+        """A connection in a transaction; `what` is read, for messages."""
         # Drivers load where they are needed: importing the package stays cheap.
         import duckdb
 
-        text = query_text(query, most=3, fold=False)
         path = existing_file(self._url)
-        with self._translated(query):
-            connection = duckdb.connect(str(path), read_only=True)
+        with self._translated(what):
+            return self._begun(duckdb.connect(str(path), read_only=True))
+
+    def cursor(self, connection: DuckDBPyConnection, what: str) -> DuckDBPyConnection:
+        """A second connection to what the first one has open, in a transaction of its own."""
+        with self._translated(what):
+            return self._begun(connection.cursor())
+
+    def rows_on(self, connection: DuckDBPyConnection, what: str) -> Rows:
+        """What runs small statements on a connection, with failures in our terms."""
+
+        def rows(sql: str) -> list[dict[str, Any]]:
+            with self._translated(what):
+                found: list[dict[str, Any]] = connection.sql(sql).to_arrow_table().to_pylist()
+                return found
+
+        return rows
+
+    @contextlib.contextmanager
+    def _run(self, query: Query) -> Iterator[Rows]:
+        with contextlib.closing(self.connect(what_is_read(query))) as connection:
+            yield self.rows_on(connection, what_is_read(query))
+
+    @staticmethod
+    def _begun(connection: DuckDBPyConnection) -> DuckDBPyConnection:
         try:
-            with self._translated(query):
-                connection.execute(f"SET memory_limit = '{_MEMORY_LIMIT}'")
-                connection.execute("SET TimeZone = 'UTC'")
-                connection.execute("BEGIN TRANSACTION")
+            connection.execute(f"SET memory_limit = '{_MEMORY_LIMIT}'")
+            connection.execute("SET TimeZone = 'UTC'")
+            connection.execute("BEGIN TRANSACTION")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def open_on(self, connection: DuckDBPyConnection, query: Query) -> BatchStream:
+        """`open` on a connection, which is closed with the stream, or on an error."""
+        try:
+            text = query_text(query, most=3, fold=False)
+            if query.within is not None:
+                relation = relation_of(query, self.rows_on(connection, what_is_read(query)))
+                checked_key(relation, query.within.key.columns, query)
+                condition = range_condition(relation, query.within, alias="r")
+                text = f"{text} AS r WHERE {condition}" if condition else text
+            with self._translated(what_is_read(query)):
                 columns, sql = _described(connection, text, query)
         except BaseException:
             connection.close()
@@ -90,11 +170,11 @@ class DuckDBSource:
     def _batches(
         self, connection: DuckDBPyConnection, sql: str, schema: pa.Schema, query: Query
     ) -> Generator[pa.RecordBatch, None, None]:
-        with self._translated(query):
+        with self._translated(what_is_read(query)):
             reader = connection.sql(sql).to_arrow_reader(min(self._batch_rows, _FETCH_ROWS))
         with contextlib.closing(reader):
             while True:
-                with self._translated(query):
+                with self._translated(what_is_read(query)):
                     try:
                         batch = reader.read_next_batch()
                     except StopIteration:
@@ -102,7 +182,7 @@ class DuckDBSource:
                 yield _arrived(batch, schema)
 
     @contextlib.contextmanager
-    def _translated(self, query: Query) -> Iterator[None]:
+    def _translated(self, what: str) -> Iterator[None]:
         import duckdb
 
         try:
@@ -113,9 +193,7 @@ class DuckDBSource:
             text = text.replace(f"{Path(self._url.rest[1:]).absolute().parent}/", "")
             transient = "Could not set lock on file" in text or "with a different configuration" in text
             hint = "; someone has it open for writing: run it again when it is closed" if transient else ""
-            raise SourceError(
-                f"duckdb database {self.database!r}, {what_is_read(query)}: {text}{hint}", transient=transient
-            ) from None
+            raise SourceError(f"duckdb database {self.database!r}, {what}: {text}{hint}", transient=transient) from None
 
 
 def _described(connection: DuckDBPyConnection, text: str, query: Query) -> tuple[tuple[ResultColumn, ...], str]:
