@@ -21,7 +21,8 @@ if TYPE_CHECKING:
         SourceError,
     )
     from rivet_dagster.exports.formats import Csv, Parquet
-    from rivet_dagster.exports.spec import Batches, Export, Full, cast
+    from rivet_dagster.exports.modes import Chunked, Full
+    from rivet_dagster.exports.spec import Batches, Export, cast
     from rivet_dagster.orchestration.assets import build_export_asset
     from rivet_dagster.orchestration.azure import AzureIOManager
     from rivet_dagster.orchestration.checks import build_manifest_checks
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AzureIOManager",
     "Batches",
+    "Chunked",
     "CommitConflict",
     "CommitUnknown",
     "ConfigError",
@@ -70,6 +72,7 @@ __all__ = [
 _HOME = {
     "AzureIOManager": "orchestration.azure",
     "Batches": "exports.spec",
+    "Chunked": "exports.modes",
     "CommitConflict": "errors",
     "CommitUnknown": "errors",
     "ConfigError": "errors",
@@ -81,7 +84,7 @@ _HOME = {
     "Export": "exports.spec",
     "ExportIOManager": "orchestration.io_managers",
     "ExportReceipt": "attempt",
-    "Full": "exports.spec",
+    "Full": "exports.modes",
     "GCSIOManager": "orchestration.gcs",
     "IntegrityError": "errors",
     "LocalIOManager": "orchestration.io_managers",

@@ -20,16 +20,21 @@ class Extraction(Protocol):
 
     `content` is final. `suffix` is that of the parts, e.g. ".csv.gz". `gates` are called after the last row and
     before anything is published, each raising `ContractError` to publish nothing. `counters` may be read after the
-    last row: metadata by key, e.g. {"rivet/coerced": {...}}.
+    last row: metadata by key, e.g. {"rivet/coerced": {...}}. `parallel` is how many parts are encoded at a time, and
+    so may be uploaded at a time.
     """
 
     content: Content
     suffix: str
     skip_empty: bool
+    parallel: int
     gates: Sequence[Callable[[], None]]
 
     def parts(self, stage: Callable[[], Staged]) -> Iterator[EncodedPart]:
-        """Read and encode; `stage` is called when the first row of a part is there, never for an empty part."""
+        """Read and encode; `stage` is called when the first row of a part is there, never for an empty part.
+
+        It is called by one thread at a time, which may be another one than the caller's, and never after `close`.
+        """
         ...
 
     def counters(self) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import count
@@ -169,8 +170,7 @@ class _Commit:
         self._tidy(seen)
 
     def _write_parts(self, seen: Sight, extraction: Extraction, record: SideRecord) -> tuple[Part, ...]:
-        """Step 2: a part is uploaded while the next one is encoded; all are recorded here, in their order."""
-        parts: list[Part] = []
+        """Step 2: parts are uploaded while others are read and encoded; all are recorded here."""
 
         def stage() -> Staged:
             record.check()
@@ -179,12 +179,14 @@ class _Commit:
             self.staged.append(key)
             return self.destination.stage(key)
 
-        with Uploads(self.destination, self.prefix, verify=self.settings.verify) as uploads:
-            for encoded in extraction.parts(stage):
-                parts.extend(uploads.add(encoded))
-                record.add(parts)
-            parts.extend(uploads.rest())
-        return tuple(parts)
+        verify, threads = self.settings.verify, extraction.parallel
+        with Uploads(self.destination, self.prefix, verify=verify, threads=threads) as uploads:
+            # Closed before the rest is uploaded: the source is held no longer than it is read, and an attempt that
+            # fails stages nothing more.
+            with closing(extraction):
+                for encoded in extraction.parts(stage):
+                    record.add(uploads.add(encoded))
+            return uploads.rest()
 
     def _head_is_still(self, seen: Sight) -> None:
         found = self.destination.head(self.prefix.manifest)

@@ -204,11 +204,13 @@ class EncodedPart:
         staged: its bytes.
         rows: how many rows it holds, at least one.
         key_range: the half-open key range it covers, where known.
+        order: its place among the export's parts, whichever is finished first.
     """
 
     staged: Staged
     rows: int
     key_range: Mapping[str, Any] | None = None
+    order: tuple[int, int] = (0, 0)
 
 
 class Destination(ABC):
@@ -227,10 +229,7 @@ class Destination(ABC):
 
     @abstractmethod
     def stage(self, key: str) -> Staged:
-        """A file to encode the part for `key` into; not visible under `key` before `write`.
-
-        For a streaming destination the bytes leave as they are written.
-        """
+        """A file to encode into, not visible under `key` before `write`; the bytes of a stream leave as they come."""
 
     @abstractmethod
     def write(self, key: str, body: Body | bytes, *, md5: bytes, expect: Expect) -> WriteOutcome:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 
 from rivet_dagster.attempt import Verify
@@ -28,44 +29,59 @@ from rivet_dagster.manifest import Part
 __all__ = ["Uploads", "write_part"]
 
 _RANGE_BYTES = 8 * 2**20
-# One part on its way and one that waits: what is staged at a time is these and the one being encoded.
-_IN_FLIGHT = 2
 
 
 class Uploads:
-    """Parts on their way, written by one thread in the order in which they were added.
+    """Parts on their way, begun in the order in which they were added.
 
+    One part more than there are threads waits: what is staged at a time is these and those being encoded.
     Left by an exception, what has not begun is discarded, and what is under way ends before the block does: nothing
     writes to the destination any more after it.
     """
 
-    def __init__(self, destination: Destination, prefix: Prefix, *, verify: Verify) -> None:
+    def __init__(self, destination: Destination, prefix: Prefix, *, verify: Verify, threads: int = 1) -> None:
         self._destination, self._prefix, self._verify = destination, prefix, verify
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="upload")
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="upload")
+        self._most = threads + 1
         self._pending: deque[tuple[EncodedPart, Future[Part]]] = deque()
         self._added = 0
+        self._orders: list[tuple[int, int]] = []
+        self._arrived: list[Part] = []
 
     def __enter__(self) -> Uploads:  # noqa: PYI034 - typing has no Self in Python 3.10
         return self
 
-    def add(self, encoded: EncodedPart) -> Iterator[Part]:
-        """Send a part on its way; yield what has arrived, and wait while too many are on theirs.
+    def add(self, encoded: EncodedPart) -> Sequence[Part]:
+        """Send a part on its way, and wait while too many are on theirs.
+
+        Returns:
+            All that have arrived so far, as they came and numbered so.
 
         Raises:
             DestinationError: as `write_part`, of this or an earlier part.
         """
         self._added += 1
-        written = self._thread.submit(
+        written = self._threads.submit(
             write_part, self._destination, encoded, number=self._added, prefix=self._prefix, verify=self._verify
         )
         self._pending.append((encoded, written))
-        while self._pending and (len(self._pending) > _IN_FLIGHT or self._pending[0][1].done()):
-            yield self._arrived()
+        while self._pending and (len(self._pending) > self._most or self._pending[0][1].done()):
+            self._take()
+        return self._arrived
 
-    def rest(self) -> Iterator[Part]:
-        """Wait for all that are still on their way."""
+    def rest(self) -> tuple[Part, ...]:
+        """Wait for all that are still on their way.
+
+        Returns:
+            All parts in their `order`, numbered by it.
+
+        Raises:
+            DestinationError: as `add`.
+        """
         while self._pending:
-            yield self._arrived()
+            self._take()
+        in_order = sorted(zip(self._orders, self._arrived, strict=True), key=lambda arrived: arrived[0])
+        return tuple(replace(part, part_id=number) for number, (_, part) in enumerate(in_order, start=1))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -73,12 +89,13 @@ class Uploads:
         for encoded, written in self._pending:
             if written.cancel():
                 encoded.staged.discard()
-        self._thread.shutdown(wait=True)
+        self._threads.shutdown(wait=True)
 
-    def _arrived(self) -> Part:
-        part = self._pending[0][1].result()
+    def _take(self) -> None:
+        encoded, written = self._pending[0]
+        self._arrived.append(written.result())
+        self._orders.append(encoded.order)
         self._pending.popleft()
-        return part
 
 
 def write_part(destination: Destination, encoded: EncodedPart, *, number: int, prefix: Prefix, verify: Verify) -> Part:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Protocol
 
 import pyarrow as pa
@@ -79,7 +79,7 @@ class _OpenPart:
 
 def encode(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, output: OutputSettings, stage: Callable[[], Staged]
-) -> Iterator[EncodedPart]:
+) -> Generator[EncodedPart, None, None]:
     """Encode batches of one schema into parts, each yielded as soon as it is complete.
 
     The bytes of the parts and where they end depend on the rows and on `output` alone, not on how batches arrive

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-import pyarrow as pa
-
 from rivet_dagster.contract import EncodedPart, Staged
-from rivet_dagster.errors import ConfigError
-from rivet_dagster.exports.columns import conform, name_check, plain_schema, type_check
-from rivet_dagster.exports.encode import encode
+from rivet_dagster.errors import ConfigError, SourceError
+from rivet_dagster.exports.chunked import RangesReading, key_of, ranges_of, rows_of_a_range
+from rivet_dagster.exports.content import content_of_export, content_of_value, schema_of_export, schema_of_value
+from rivet_dagster.exports.modes import Chunked
 from rivet_dagster.exports.output import OutputSettings
+from rivet_dagster.exports.progress import Progress, estimate_of
+from rivet_dagster.exports.reading import Encoder, Reading
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.exports.values import Rows, rows_of
-from rivet_dagster.manifest import Column, Content, Dataset, Identity, Manifest
-from rivet_dagster.rows import ResultColumn, ResultStream, Source
+from rivet_dagster.manifest import Content, Manifest
+from rivet_dagster.rows import ResultStream, Snapshot, Source, SplittableSource
 
 __all__ = ["Extraction", "plan_export", "plan_value"]
+
+_LOG = logging.getLogger(__name__)
+_SHOWN_RETRIES = 20
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,37 +35,49 @@ class Extraction:
 
     Attributes:
         content: what is known before the first row.
+        output: how parts come out.
+        read: reads and encodes the rows; called once.
+        stop: stops reading and frees what is read from; may be called again.
+        parallel: how many parts are encoded at a time.
+        said: what is known of the reading, as metadata.
+        retried: why reading was begun again, each time.
+        gates: called after the last row.
         suffix: of the parts, e.g. ".csv.gz".
         skip_empty: a run without rows leaves the dataset as it was.
-        output: how parts come out.
-        schema: as it is written.
-        batches: reads the rows; called once.
-        stop: stops reading and frees what is read from; may be called again.
-        gates: called after the last row.
     """
 
     content: Content
-    suffix: str
-    skip_empty: bool
     output: OutputSettings
-    schema: pa.Schema
-    batches: Callable[[], Iterator[pa.RecordBatch]]
+    read: Callable[[Callable[[], Staged]], Iterator[EncodedPart]]
     stop: Callable[[], None]
+    parallel: int = 1
+    said: Mapping[str, Any] = field(default_factory=dict)
+    retried: Sequence[str] = ()
     gates: Sequence[Callable[[], None]] = field(default=())
+    suffix: str = field(init=False)
+    skip_empty: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.suffix = self.output.suffix
+        self.skip_empty = self.output.skip_empty
 
     def parts(self, stage: Callable[[], Staged]) -> Iterator[EncodedPart]:
         """Read and encode; `stage` is called when the first row of a part is there, never for an empty part.
 
+        It is called by one thread at a time, and never after `close`.
+
         Raises:
-            SourceError: reading failed; the part that was not complete is discarded.
+            SourceError: reading failed; the parts that were not complete are discarded.
             ContractError: the rows are not what was described; likewise.
         """
-        checked = conform(self.batches(), self.schema, subject=f"export {self.content.export_name!r}")
-        return encode(checked, self.schema, output=self.output, stage=stage)
+        return self.read(stage)
 
     def counters(self) -> Mapping[str, Any]:
-        """What was counted while reading: nothing yet."""
-        return {}
+        """What was counted while reading, and how it was read: metadata."""
+        if not self.retried:
+            return self.said
+        causes = list(self.retried[:_SHOWN_RETRIES])
+        return {**self.said, "rivet/source_retries": {"count": len(self.retried), "causes": causes}}
 
     def close(self) -> None:
         """Stop reading and free the source; may be called at any time and again."""
@@ -65,7 +85,14 @@ class Extraction:
 
 
 def plan_export(
-    export: Export, *, export_name: str, source: Source, output: OutputSettings, head: Manifest | None
+    export: Export,
+    *,
+    export_name: str,
+    source: Source,
+    output: OutputSettings,
+    head: Manifest | None,
+    log: logging.Logger = _LOG,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Extraction:
     """Ask the source to describe the result; read no row.
 
@@ -75,40 +102,44 @@ def plan_export(
         source: where from.
         output: what counts for this export.
         head: of the prefix, as it is when the run begins.
+        log: told of the progress, by the thread that calls this.
+        clock: seconds that only rise.
 
     Raises:
-        ConfigError: the columns cannot be exported like this; the source is free again.
+        ConfigError: the columns cannot be exported like this, or not in ranges; the source is free again.
         SourceError: the source refused.
     """
     subject = f"export {export_name!r}"
     # A snapshot replaces whatever head there is; the seam has made sure that it is ours.
     del head
-    stream = source.open(export.source_query)
-    try:
-        schema = _schema_of(stream, export, subject)
-        type_check(schema, format=output.format, subject=subject)
-        columns = _columns(schema, stream.columns)
-    except BaseException:
-        stream.close()
-        raise
-    database_schema, table = _table_of(export)
-    content = Content(
-        export_name=export_name,
-        identity=Identity(export=export_name, database=f"{source.engine}:{source.database}", relation=export.relation),
-        dataset=Dataset.SNAPSHOT,
-        strategy=export.mode.kind,
-        engine=source.engine,
-        database_schema=database_schema,
-        table=table,
-        format=output.format.kind,
-        compression=output.format.compression,
-        columns=columns,
+    estimate = partial(estimate_of, source, export.source_query)
+    progress = Progress(log, subject=subject, estimate=estimate, clock=clock)
+    asked = _Asked(
+        export=export, export_name=export_name, source=source, output=output, subject=subject, progress=progress
     )
-    return _extraction(content, output=output, schema=schema, batches=lambda: iter(stream), stop=stream.close)
+    if isinstance(export.mode, Chunked):
+        return _in_ranges(asked, export.mode)
+    return _whole(asked)
 
 
-def plan_value(value: Any, *, export_name: str, output: OutputSettings, head: Manifest | None) -> Extraction:
+def plan_value(
+    value: Any,
+    *,
+    export_name: str,
+    output: OutputSettings,
+    head: Manifest | None,
+    log: logging.Logger = _LOG,
+    clock: Callable[[], float] = time.monotonic,
+) -> Extraction:
     """Describe what an asset returned: a pandas DataFrame, an Arrow table, a RecordBatchReader or `Batches`.
+
+    Args:
+        value: the rows.
+        export_name: the asset key's segments joined by "/".
+        output: what counts for this asset.
+        head: of the prefix, as it is when the run begins.
+        log: told of the progress, by the thread that calls this.
+        clock: seconds that only rise.
 
     Raises:
         ConfigError: it is something else, or its columns cannot be exported like this.
@@ -119,63 +150,104 @@ def plan_value(value: Any, *, export_name: str, output: OutputSettings, head: Ma
     del head
     rows: Rows = rows_of(value, subject=subject)
     try:
-        schema = plain_schema(rows.schema)
-        name_check(schema.names, subject=subject)
-        type_check(schema, format=output.format, subject=subject)
+        schema = schema_of_value(rows.schema, output=output, subject=subject)
     except BaseException:
         rows.stop()
         raise
-    content = Content(
-        export_name=export_name,
-        identity=Identity(export=export_name),
-        format=output.format.kind,
-        compression=output.format.compression,
-        columns=_columns(schema),
+    progress = Progress(log, subject=subject, clock=clock)
+    encoder = Encoder(schema=schema, output=output, subject=subject, progress=progress)
+    return Extraction(
+        content=content_of_value(export_name=export_name, output=output, schema=schema),
+        output=output,
+        # In this thread: an asset's own generator may be bound to it.
+        read=lambda stage: encoder.parts(rows.read(), stage),
+        stop=rows.stop,
     )
-    return _extraction(content, output=output, schema=schema, batches=rows.read, stop=rows.stop)
 
 
-def _extraction(
-    content: Content,
-    *,
-    output: OutputSettings,
-    schema: pa.Schema,
-    batches: Callable[[], Iterator[pa.RecordBatch]],
-    stop: Callable[[], None],
-) -> Extraction:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What `plan_export` was asked for."""
+
+    export: Export
+    export_name: str
+    source: Source
+    output: OutputSettings
+    subject: str
+    progress: Progress
+
+    def described(self, stream: ResultStream) -> tuple[Content, Encoder]:
+        """What the manifest will say, and how rows become parts.
+
+        Raises:
+            ConfigError: the columns cannot be exported like this; the stream is closed.
+        """
+        try:
+            schema = schema_of_export(stream.columns, self.export, output=self.output, subject=self.subject)
+        except BaseException:
+            stream.close()
+            raise
+        content = content_of_export(
+            self.export,
+            export_name=self.export_name,
+            source=self.source,
+            output=self.output,
+            schema=schema,
+            described=stream.columns,
+        )
+        return content, Encoder(schema=schema, output=self.output, subject=self.subject, progress=self.progress)
+
+
+def _whole(asked: _Asked) -> Extraction:
+    query = asked.export.source_query
+    stream = asked.source.open(query)
+    content, encoder = asked.described(stream)
+    reading = Reading(encoder, partial(asked.source.open, query), opened=stream)
+    return Extraction(
+        content=content, output=asked.output, read=reading.parts, stop=reading.close, retried=encoder.retried
+    )
+
+
+def _in_ranges(asked: _Asked, mode: Chunked) -> Extraction:
+    source, query = asked.source, asked.export.source_query
+    if not isinstance(source, SplittableSource):
+        msg = f"{asked.subject}: expected a source that can be read in ranges for Chunked, found {source.engine}"
+        raise ConfigError(f"{msg}; export with Full()")
+    key = key_of(mode, source, query, subject=asked.subject)
+    rows = rows_of_a_range(mode, source, query)
+    with ExitStack() as begun:
+        snapshot = begun.enter_context(source.snapshot(mode.consistency))
+        with closing(snapshot.open(query)) as stream:
+            content, encoder = asked.described(stream)
+        ranges = RangesReading(
+            ranges_of(key, snapshot.boundaries(query, key, rows=rows)),
+            lambda within: Reading(encoder, partial(snapshot.open, replace(query, within=within))),
+            workers=_workers(asked, mode, snapshot),
+            progress=asked.progress,
+            release=partial(_released, begun.pop_all()),
+        )
     return Extraction(
         content=content,
-        suffix=output.suffix,
-        skip_empty=output.skip_empty,
-        output=output,
-        schema=schema,
-        batches=batches,
-        stop=stop,
+        output=asked.output,
+        read=ranges.parts,
+        stop=ranges.close,
+        parallel=ranges.workers,
+        said={"rivet/consistency": snapshot.consistency},
+        retried=encoder.retried,
     )
 
 
-def _schema_of(stream: ResultStream, export: Export, subject: str) -> pa.Schema:
-    names = [c.name for c in stream.columns]
-    name_check(names, subject=subject)
-    unknown = [name for name in export.columns if name not in names]
-    if unknown:
-        msg = f"{subject}: columns: expected names of the result's columns {names}, found {unknown}"
-        raise ConfigError(msg)
-    return plain_schema(pa.schema([pa.field(c.name, c.arrow_type, nullable=c.nullable) for c in stream.columns]))
-
-
-def _columns(schema: pa.Schema, described: Sequence[ResultColumn] = ()) -> tuple[Column, ...]:
-    source_types = {c.name: c.source_type for c in described}
-    return tuple(
-        Column(name=f.name, type=str(f.type), source_type=source_types.get(f.name), nullable=f.nullable) for f in schema
+def _workers(asked: _Asked, mode: Chunked, snapshot: Snapshot) -> int:
+    if mode.parallel == 1 or snapshot.parallel:
+        return mode.parallel
+    asked.progress.warn(
+        f"expected to read parallel={mode.parallel} ranges at a time, found that {asked.source.engine} with "
+        f"consistency={mode.consistency!r} gives one stream at a time; they are read one after the other"
     )
+    return 1
 
 
-def _table_of(export: Export) -> tuple[str | None, str | None]:
-    """Schema and table, where the name has no quotes that would make a dot mean something else."""
-    if export.table is None:
-        return None, None
-    parts = export.table.strip().split(".")
-    if len(parts) == 2 and '"' not in export.table and "`" not in export.table:  # noqa: PLR2004
-        return parts[0], parts[1]
-    return None, export.table.strip()
+def _released(begun: ExitStack) -> None:
+    # Whatever was read is whole: how its transaction ends changes nothing.
+    with suppress(SourceError):
+        begun.close()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from rivet_dagster.contract import DestinationCapabilities
 from rivet_dagster.errors import PlanRejected
 from rivet_dagster.exports.formats import Csv, Parquet
+from rivet_dagster.exports.modes import Chunked, Full, Mode
 from rivet_dagster.exports.output import OutputSettings
 
 __all__ = ["Diagnostic", "Level", "PlannedExport", "diagnose", "format_findings", "reject"]
@@ -63,6 +64,7 @@ class PlannedExport:
         capabilities: of its destination.
         uri: of its prefix.
         max_retries: of the retry policy that applies; 0 without one.
+        mode: which rows, in which pieces.
     """
 
     name: str
@@ -70,6 +72,7 @@ class PlannedExport:
     capabilities: DestinationCapabilities
     uri: str
     max_retries: int = 0
+    mode: Mode = field(default_factory=Full)
 
     @property
     def is_stream(self) -> bool:
@@ -106,6 +109,17 @@ def _no_split(e: PlannedExport) -> Iterator[Diagnostic]:
             subject=e.name,
             message=f"max_file_size={e.output.max_file_size} divides into named parts, and a stream has no names",
             remedy="remove max_file_size, or choose a destination that keeps objects",
+        )
+
+
+def _no_chunks(e: PlannedExport) -> Iterator[Diagnostic]:
+    if e.is_stream and isinstance(e.mode, Chunked):
+        yield Diagnostic(
+            level=Level.REJECTED,
+            rule="stdout-no-chunked",
+            subject=e.name,
+            message="Chunked divides into named parts that are finished in any order, and a stream has neither",
+            remedy="export with Full(), or choose a destination that keeps objects",
         )
 
 
@@ -205,6 +219,7 @@ def _together(exports: Iterable[PlannedExport]) -> Iterator[tuple[str, list[str]
 
 _RULES: tuple[Callable[[PlannedExport], Iterator[Diagnostic]], ...] = (
     _no_split,
+    _no_chunks,
     _verify_unattainable,
     _no_codec_on_stream,
     lambda e: format_findings(e.output.format, subject=e.name),

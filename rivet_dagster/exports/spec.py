@@ -10,20 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.formats import Format
+from rivet_dagster.exports.modes import Chunked, Full, Mode
 from rivet_dagster.exports.sizes import parse_size
 from rivet_dagster.rows import Query
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Batches", "Cast", "Export", "Full", "cast"]
-
-
-class Full(BaseModel):
-    """Every run exports all rows and replaces the dataset."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    kind: Literal["full"] = Field(default="full", description="The mode's name.")
+__all__ = ["Batches", "Cast", "Export", "cast"]
 
 
 class Cast(BaseModel):
@@ -51,7 +45,7 @@ class Export(BaseModel):
     name: str = Field(description="The asset's name, the last segment of its key.")
     table: str | None = Field(default=None, description='The table to read, e.g. "public.orders"; or give `query`.')
     query: str | None = Field(default=None, description="One select statement; or give `table`.")
-    mode: Full = Field(default_factory=Full, description="Which rows a run exports.")
+    mode: Mode = Field(default_factory=Full, description="Which rows a run exports, and in which pieces.")
     format: Format | None = Field(default=None, description='"parquet", "csv", or either with settings.')
     max_file_size: str | int | None = Field(
         default=None, description='Size from which a part ends and the next begins, e.g. "256MB".'
@@ -100,6 +94,16 @@ class Export(BaseModel):
         if len(given) != 1:
             found = "both" if given else "neither"
             msg = f"export {self.name!r}: expected exactly one of `table` and `query`, found {found}"
+            raise ConfigError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _ranges_of_a_table(self) -> Export:
+        if isinstance(self.mode, Chunked) and self.query is not None:
+            msg = (
+                f"export {self.name!r}: expected a table for Chunked, found a query: only a table's catalog can vouch "
+                "for a key; give `table`, or export the query with Full()"
+            )
             raise ConfigError(msg)
         return self
 

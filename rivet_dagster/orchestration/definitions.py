@@ -144,6 +144,7 @@ def _diagnose(
                 capabilities=destination.capabilities,
                 uri=destination.uri(prefix) or prefix.root,
                 max_retries=retry_policy.max_retries if retry_policy else 0,
+                mode=e.mode,
             )
         )
     found = (*diagnose(planned), *_password_in_clear(source, [p.name for p in planned]))

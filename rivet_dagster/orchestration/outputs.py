@@ -12,7 +12,7 @@ from rivet_dagster.attempt import Attempt, ExportReceipt, Extraction
 from rivet_dagster.commit import commit_export
 from rivet_dagster.contract import Destination, DestinationCapabilities
 from rivet_dagster.errors import ConfigError, RivetError
-from rivet_dagster.exports.output import OutputSettings
+from rivet_dagster.exports.modes import Full
 from rivet_dagster.exports.plan import PlannedExport, diagnose, reject
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.layout import asset_prefix
@@ -70,7 +70,7 @@ class Outlet:
             keys = len(values)
             destination = self.open_destination()
             uri = destination.uri(asset_prefix(context.asset_key.path, _only(values)).root)
-            self._diagnose(context, name, uri, settings.output(_export_of(value)), facts)
+            self._diagnose(context, name, uri, settings=settings, export=_export_of(value), facts=facts)
         except RivetError as e:
             failure = partitions_failure({None: e}, of=1, capabilities=self.capabilities, uri=uri)
             raise failure from failure.__cause__
@@ -91,10 +91,22 @@ class Outlet:
         _describe(context, delivered, facts)
 
     def _diagnose(
-        self, context: dg.OutputContext, name: str, uri: str, output: OutputSettings, facts: RunFacts
+        self,
+        context: dg.OutputContext,
+        name: str,
+        uri: str,
+        *,
+        settings: Settings,
+        export: Export | None,
+        facts: RunFacts,
     ) -> None:
         planned = PlannedExport(
-            name=name, output=output, capabilities=self.capabilities, uri=uri, max_retries=facts.max_retries
+            name=name,
+            output=settings.output(export),
+            capabilities=self.capabilities,
+            uri=uri,
+            max_retries=facts.max_retries,
+            mode=export.mode if export else Full(),
         )
         found = diagnose([planned])
         reject(found)
@@ -164,9 +176,11 @@ def _commit(
         nonlocal columns
         if isinstance(value, ExportHandle):
             source = value.database.source()
-            planned = plan_export(value.export, export_name=name, source=source, output=output, head=head)
+            planned = plan_export(
+                value.export, export_name=name, source=source, output=output, head=head, log=context.log
+            )
         else:
-            planned = plan_value(value, export_name=name, output=output, head=head)
+            planned = plan_value(value, export_name=name, output=output, head=head, log=context.log)
         columns = planned.content.columns
         return planned
 

@@ -49,6 +49,7 @@ class Rows:
     gates: Sequence[Callable[[], None]] = ()
     before_part: Callable[[int], None] = lambda _n: None
     suffix: str = ".csv"
+    parallel: int = 1
     closed: int = 0
 
     @property

@@ -326,7 +326,7 @@ def test_an_ordinary_failure_removes_what_the_attempt_made(store, raw):
     rows = Rows(NEW, before_part=fail)
     with pytest.raises(RuntimeError, match="went away"):
         export(store, rows, run_id="run-1")
-    assert rows.closed == 1
+    assert rows.closed
     assert read_as_a_reader(raw()) == OLD
     assert not [k for k, v in raw().items() if "/data/" in k and v not in OLD]
     [failed] = [k for k, v in raw().items() if is_side(k) and b'"failed"' in v]

@@ -141,7 +141,13 @@ def test_warnings_alone_do_not_reject() -> None:
 
 def test_no_rule_knows_a_destination_by_its_name() -> None:
     code = inspect.getsource(plan)
-    for rule in ("stdout-no-split", "stdout-single-export", "stdout-no-receipt", "csv-no-codec-on-stdout"):
+    for rule in (
+        "stdout-no-split",
+        "stdout-no-chunked",
+        "stdout-single-export",
+        "stdout-no-receipt",
+        "csv-no-codec-on-stdout",
+    ):
         code = code.replace(rule, "")
     for name in ("stdout", "local", "s3", "gcs", "azure", ".kind =="):
         assert name not in code

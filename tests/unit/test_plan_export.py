@@ -128,7 +128,7 @@ def test_rows_become_parts_of_the_declared_schema() -> None:
     assert found.schema == pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("at", AT.arrow_type)])
     planned.close()
     planned.close()
-    assert source.closed == 2
+    assert source.closed >= 2
 
 
 class TestRefusals:

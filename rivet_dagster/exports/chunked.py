@@ -1,0 +1,211 @@
+"""A table read in ranges of a key: several at a time, each range a part, all of them from one snapshot."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import numbers
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import replace
+from datetime import date, time
+from decimal import Decimal
+from itertools import count
+from typing import Any
+
+from rivet_dagster.contract import EncodedPart, Staged
+from rivet_dagster.errors import ConfigError, SourceError
+from rivet_dagster.exports.handoff import Handoff
+from rivet_dagster.exports.modes import Chunked
+from rivet_dagster.exports.progress import Progress
+from rivet_dagster.exports.reading import Reading
+from rivet_dagster.rows import Key, KeyRange, Query, SplittableSource
+
+__all__ = ["RangesReading", "key_of", "ranges_of", "recorded", "rows_of_a_range"]
+
+# A worker whose reading is closed ends within the time that closing a stream may take.
+_JOIN_S = 30.0
+_STOPPED = "reading was stopped: the export is closed"
+
+
+def key_of(mode: Chunked, source: SplittableSource, query: Query, *, subject: str) -> Key:
+    """The key to divide by.
+
+    Raises:
+        ConfigError: the catalog does not vouch for the one that is given, or knows none.
+    """
+    if mode.key_columns is not None:
+        return source.check_key(query, mode.key_columns)
+    keys = source.keys(query)
+    if not keys:
+        msg = (
+            f"{subject}: expected a key for Chunked, found that the catalog knows no primary key and no unique index "
+            "over columns that are never NULL; create one, or export with Full()"
+        )
+        raise ConfigError(msg)
+    return keys[0]
+
+
+def rows_of_a_range(mode: Chunked, source: SplittableSource, query: Query) -> int:
+    """How many rows are read by one statement."""
+    if mode.rows_per_part is not None:
+        return mode.rows_per_part
+    return max(1, mode.range_bytes // source.row_bytes(query))
+
+
+def ranges_of(key: Key, boundaries: Iterable[tuple[Any, ...]]) -> Generator[KeyRange, None, None]:
+    """Half-open ranges, one after the other, that leave nothing out: the first and the last one have an open end.
+
+    Raises:
+        SourceError: a boundary is found twice, so that no end is in sight.
+    """
+    low: tuple[Any, ...] | None = None
+    for high in boundaries:
+        if high == low:
+            raise SourceError(
+                f"key {', '.join(key.columns)}: expected each boundary to be another one, found one twice"
+            )
+        yield KeyRange(key=key, low=low, high=high)
+        low = high
+    yield KeyRange(key=key, low=low, high=None)
+
+
+def recorded(within: KeyRange) -> dict[str, Any]:
+    """A range as the manifest holds it: whole numbers and floats as such, anything else as ISO or plain text."""
+    low, high = (None if bound is None else [_plain(v) for v in bound] for bound in (within.low, within.high))
+    return {"columns": list(within.key.columns), "low": low, "high": high}
+
+
+class RangesReading:
+    """Ranges read and encoded by workers. `parts` is called once; `close` by any thread, at any time and again."""
+
+    def __init__(
+        self,
+        ranges: Generator[KeyRange, None, None],
+        read: Callable[[KeyRange], Reading],
+        *,
+        workers: int,
+        progress: Progress,
+        release: Callable[[], None],
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            ranges: found when a worker needs the next one, by one thread at a time.
+            read: begins a range; nothing is connected to yet.
+            workers: how many ranges are read at a time.
+            progress: told of each part.
+            release: frees what all ranges are read from, once no worker is left; may be called again.
+        """
+        self._ranges = ranges
+        self._places = count()
+        self._read = read
+        self.workers = workers
+        self._progress = progress
+        self._release = release
+        # One part waits to be taken, besides those being encoded.
+        self._parts: Handoff[EncodedPart] = Handoff(givers=workers, most=1)
+        self._threads: list[threading.Thread] = []
+        self._active: set[Reading] = set()
+        self._stopped = False
+        self._taking, self._staging, self._lock = threading.Lock(), threading.Lock(), threading.Lock()
+
+    def parts(self, stage: Callable[[], Staged]) -> Iterator[EncodedPart]:
+        """Read and encode all ranges; parts come as they are finished, each with its range and its place.
+
+        Raises:
+            SourceError: reading failed; the other workers are stopped, and what they had staged is discarded.
+            ContractError: the rows are not what was described; likewise.
+        """
+
+        def staged() -> Staged:
+            with self._staging:
+                self._go_on()
+                return stage()
+
+        self._threads = [
+            threading.Thread(target=self._work, args=(staged,), name=f"range-reader-{n}", daemon=True)
+            for n in range(self.workers)
+        ]
+        try:
+            for thread in self._threads:
+                thread.start()
+            for part in self._parts.items(idle=self._progress.tell):
+                self._progress.tell()
+                yield part
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop all workers, discard what they have staged, and free the source."""
+        with self._lock:
+            self._stopped = True
+            active = list(self._active)
+        for part in self._parts.close():
+            part.staged.discard()
+        for reading in active:
+            reading.close()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(_JOIN_S)
+        if self._taking.acquire(timeout=_JOIN_S):
+            try:
+                self._ranges.close()
+            finally:
+                self._taking.release()
+        self._release()
+
+    def _work(self, stage: Callable[[], Staged]) -> None:
+        error: BaseException | None = None
+        try:
+            while (found := self._next()) is not None:
+                place, within, reading = found
+                self._encode(place, within, reading, stage)
+        except BaseException as e:  # noqa: BLE001 (raised where the parts are taken)
+            error = e
+        finally:
+            self._parts.end(error)
+
+    def _next(self) -> tuple[int, KeyRange, Reading] | None:
+        with self._taking:
+            self._go_on()
+            within = next(self._ranges, None)
+            place = next(self._places)
+        if within is None:
+            return None
+        reading = self._read(within)
+        with self._lock:
+            self._go_on()
+            self._active.add(reading)
+        return place, within, reading
+
+    def _encode(self, place: int, within: KeyRange, reading: Reading, stage: Callable[[], Staged]) -> None:
+        try:
+            said = recorded(within)
+            with contextlib.closing(reading.parts(stage)) as parts:
+                for number, part in enumerate(parts):
+                    if not self._parts.give(replace(part, key_range=said, order=(place, number))):
+                        part.staged.discard()
+                        raise SourceError(_STOPPED)
+        finally:
+            reading.close()
+            with self._lock:
+                self._active.discard(reading)
+
+    def _go_on(self) -> None:
+        if self._stopped:
+            raise SourceError(_STOPPED)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).hex()
+    if isinstance(value, date | time):
+        return value.isoformat()
+    return format(value, "f") if isinstance(value, Decimal) else str(value)

@@ -1,0 +1,167 @@
+"""One query on its way into parts: read ahead of the encoder, and read again where a failure may pass."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    sleep_using_event,
+    stop_after_attempt,
+    wait_random_exponential,
+)
+
+from rivet_dagster.contract import EncodedPart, Staged
+from rivet_dagster.errors import SourceError
+from rivet_dagster.exports.columns import conform
+from rivet_dagster.exports.encode import encode
+from rivet_dagster.exports.handoff import Handoff
+from rivet_dagster.exports.output import OutputSettings
+from rivet_dagster.exports.progress import Progress
+from rivet_dagster.rows import ResultStream
+
+__all__ = ["Encoder", "Reading"]
+
+# What a source may have sent before the encoder needs it.
+_AHEAD_BYTES = 16 * 2**20
+_ATTEMPTS = 3
+_PAUSE = wait_random_exponential(multiplier=1, max=20)
+# A stream that is closed lets its reader go within ten seconds.
+_JOIN_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """How the rows of an export become parts; the same for all of its readings.
+
+    Attributes:
+        schema: as it is written.
+        output: how parts come out.
+        subject: the export, as messages begin.
+        progress: counts what passes.
+        retried: why a reading was begun again, each time.
+    """
+
+    schema: pa.Schema
+    output: OutputSettings
+    subject: str
+    progress: Progress
+    retried: list[str] = field(default_factory=list)
+
+    def parts(self, batches: Iterable[pa.RecordBatch], stage: Callable[[], Staged]) -> Iterator[EncodedPart]:
+        """Check, count and encode batches; see `encode` for what it raises."""
+        checked = conform(self.progress.over(batches), self.schema, subject=self.subject)
+        with closing(encode(checked, self.schema, output=self.output, stage=stage)) as parts:
+            for part in parts:
+                self.progress.part()
+                yield part
+
+
+class Reading:
+    """The rows of one query. `parts` is called once, by one thread; `close` by any, at any time and again."""
+
+    def __init__(
+        self, encoder: Encoder, open_stream: Callable[[], ResultStream], *, opened: ResultStream | None = None
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            encoder: what becomes of the rows.
+            open_stream: begins to read.
+            opened: a stream that was opened already; it is read first, and closed in any case.
+        """
+        self._encoder = encoder
+        self._open = open_stream
+        self._stream = opened
+        self._unread = opened
+        self._queue: Handoff[pa.RecordBatch] | None = None
+        self._reader: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+
+    def parts(self, stage: Callable[[], Staged]) -> Generator[EncodedPart, None, None]:
+        """Read and encode.
+
+        A failure that may pass is tried again, from the first row, as long as no part has been given: what was staged
+        is discarded then. Afterwards it is raised.
+
+        Raises:
+            SourceError: reading failed, or this was closed.
+            ContractError: the rows are not what was described.
+        """
+        again = Retrying(
+            stop=stop_after_attempt(_ATTEMPTS),
+            wait=_PAUSE,
+            retry=retry_if_exception(lambda e: isinstance(e, SourceError) and e.transient),
+            before_sleep=self._note,
+            sleep=sleep_using_event(self._closed),
+            reraise=True,
+        )
+        first, rest = again(self._begin, stage)
+        if first is not None:
+            yield first
+            yield from rest
+
+    def close(self) -> None:
+        """Stop reading and free the connection; a part that is not complete is discarded by the thread that reads."""
+        self._closed.set()
+        with self._lock:
+            stream, queue, reader = self._stream, self._queue, self._reader
+        if queue is not None:
+            queue.close()
+        if stream is not None:
+            stream.close()
+        if reader is not None:
+            reader.join(_JOIN_S)
+
+    def _begin(self, stage: Callable[[], Staged]) -> tuple[EncodedPart | None, Iterator[EncodedPart]]:
+        parts = self._encoder.parts(self._ahead(), stage)
+        return next(parts, None), parts
+
+    def _ahead(self) -> Iterator[pa.RecordBatch]:
+        self._go_on()
+        stream, self._unread = self._unread or self._open(), None
+        queue: Handoff[pa.RecordBatch] = Handoff(givers=1, most=_AHEAD_BYTES)
+        reader = threading.Thread(target=_read, args=(stream, queue), name="read-ahead", daemon=True)
+        try:
+            with self._lock:
+                # Whoever closes this later finds all that there is to stop.
+                self._stream, self._queue = stream, queue
+                self._go_on()
+                reader.start()
+                self._reader = reader
+            yield from queue.items()
+        finally:
+            queue.close()
+            stream.close()
+            if reader.ident is not None:
+                reader.join(_JOIN_S)
+
+    def _go_on(self) -> None:
+        if self._closed.is_set():
+            raise SourceError("reading was stopped: the export is closed")
+
+    def _note(self, state: RetryCallState) -> None:
+        cause = state.outcome.exception() if state.outcome else None
+        self._encoder.retried.append(str(cause))
+        self._encoder.progress.warn(
+            f"reading is tried again from its first row, after attempt {state.attempt_number}: {cause}"
+        )
+
+
+def _read(stream: ResultStream, queue: Handoff[pa.RecordBatch]) -> None:
+    error: BaseException | None = None
+    try:
+        for batch in stream:
+            if not queue.give(batch, weight=batch.nbytes):
+                return
+    except BaseException as e:  # noqa: BLE001 (raised where the batches are taken)
+        error = e
+    finally:
+        queue.end(error)
