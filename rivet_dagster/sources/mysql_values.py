@@ -38,6 +38,9 @@ def column_array(column: str, plan: ColumnPlan, values: pa.Array | Fields, *, de
         if wanted == pa.string():
             return _times_text(values, decimals) if is_time else _moments_text(values, plan.natural, decimals)
         return _times(column, values) if is_time else _moments(column, values, plan.natural)
+    if pa.types.is_decimal(plan.natural) and wanted == pa.string():
+        # As it came; Arrow writes small ones with an exponent.
+        return _utf8(column, values)
     array = _natural(column, plan, values)
     if array.type == wanted:
         return array
