@@ -6,6 +6,7 @@ import dagster as dg
 from pydantic import Field
 
 from rivet_dagster.errors import ConfigError
+from rivet_dagster.exports.sizes import parse_duration
 from rivet_dagster.rows import Source
 
 __all__ = ["DatabaseResource"]
@@ -33,11 +34,27 @@ class DatabaseResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         ),
     )
 
+    statement_timeout: str | None = Field(
+        default=None,
+        description=(
+            'PostgreSQL only: the server ends a statement that lasts longer, such as "30 minutes". A statement lasts as'
+            " long as its rows take to be encoded and uploaded; with rd.Chunked each is short."
+        ),
+    )
+    lock_timeout: str | None = Field(
+        default=None,
+        description='PostgreSQL only: how long a statement waits for a lock, such as "5s"; then the run may be retried.',
+    )
+    application_name: str | None = Field(
+        default=None,
+        description="PostgreSQL only: the name that the server's administrator sees; rivet_dagster where none is given.",
+    )
+
     def source(self) -> Source:
         """The database to read from; nothing is connected before the first query.
 
         Raises:
-            ConfigError: the URL is empty, or of no database that is known.
+            ConfigError: the URL is empty, or of no database that is known, or a setting cannot be used with it.
             SourceError: the driver cannot be loaded.
         """
         from rivet_dagster.sources.connect import connect  # noqa: PLC0415 - drivers load only where they are used
@@ -45,4 +62,13 @@ class DatabaseResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if not self.url:
             msg = "DatabaseResource(url=…) is empty: expected a URL like postgresql://…; set its environment variable"
             raise ConfigError(msg)
-        return connect(self.url)
+        return connect(
+            self.url,
+            statement_timeout=_seconds(self.statement_timeout, "statement_timeout"),
+            lock_timeout=_seconds(self.lock_timeout, "lock_timeout"),
+            application_name=self.application_name,
+        )
+
+
+def _seconds(value: str | None, name: str) -> float | None:
+    return None if value is None else parse_duration(value, field=f"DatabaseResource({name}=…)").total_seconds()

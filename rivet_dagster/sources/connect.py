@@ -9,7 +9,15 @@ from rivet_dagster.sources.url import parse_url
 __all__ = ["connect"]
 
 
-def connect(url: str, *, batch_rows: int = 65_536, batch_bytes: int = 8 * 2**20) -> Source:
+def connect(
+    url: str,
+    *,
+    batch_rows: int = 65_536,
+    batch_bytes: int = 8 * 2**20,
+    statement_timeout: float | None = None,
+    lock_timeout: float | None = None,
+    application_name: str | None = None,
+) -> Source:
     """A source for the database that `url` names; nothing is connected to before `open`.
 
     Args:
@@ -18,20 +26,35 @@ def connect(url: str, *, batch_rows: int = 65_536, batch_bytes: int = 8 * 2**20)
             `sqlite:////absolute/file` or `duckdb:///file`. Files are opened read-only and never created.
         batch_rows: no batch has more rows.
         batch_bytes: about the size of a batch; one row larger than it is a batch of its own.
+        statement_timeout: PostgreSQL only: after how many seconds the server ends a statement.
+        lock_timeout: PostgreSQL only: for how many seconds a statement waits for a lock.
+        application_name: PostgreSQL only: how the server's administrator sees the sessions; wins over the URL's.
 
     Raises:
-        ConfigError: the scheme is not supported, or the URL cannot be used as it is written.
+        ConfigError: the scheme is not supported, or the URL or a setting cannot be used as it is written.
     """
     if batch_rows < 1 or batch_bytes < 1:
         raise ConfigError(
             f"a batch has at least one row and one byte: batch_rows={batch_rows}, batch_bytes={batch_bytes}"
         )
     parsed = parse_url(url)
+    gentle = {
+        "statement_timeout": statement_timeout,
+        "lock_timeout": lock_timeout,
+        "application_name": application_name,
+    }
+    set_here = [name for name, value in gentle.items() if value is not None]
+    if set_here and parsed.scheme not in {"postgresql", "postgres"}:
+        raise ConfigError(f"{', '.join(set_here)}: for postgresql:// only, found {parsed.scheme}://; remove it")
     match parsed.scheme:
         case "postgresql" | "postgres":
+            from rivet_dagster.sources.postgres_session import PostgresSettings
             from rivet_dagster.sources.postgresql import PostgresSource
 
-            return PostgresSource(parsed, batch_rows=batch_rows, batch_bytes=batch_bytes)
+            settings = PostgresSettings(
+                statement_timeout=statement_timeout, lock_timeout=lock_timeout, application_name=application_name
+            )
+            return PostgresSource(parsed, batch_rows=batch_rows, batch_bytes=batch_bytes, settings=settings)
         case "sqlite":
             from rivet_dagster.sources.sqlite import SqliteSource
 
