@@ -9,7 +9,7 @@ import pytest
 from rivet_dagster.contract import EncodedPart
 from rivet_dagster.destinations.local import LocalDestination
 from rivet_dagster.errors import DestinationError
-from tests.faults.kit import FaultyStore, Rows, Trouble, export, is_part, read_as_a_reader
+from tests.faults.kit import FaultyStore, Rows, Trouble, export, is_part, manifest_of, read_as_a_reader
 
 
 class Hurrying(Rows):
@@ -73,3 +73,78 @@ def test_a_part_that_fails_stops_those_behind_it(tmp_path, nth):
     assert rows.count <= nth + 3
     assert not [k for k in look(tmp_path) if "/data/" in k], "nothing is left, staged or written"
     assert not rows.alive
+
+
+class AnyOrder(Rows):
+    """Parts that are finished in another order than theirs."""
+
+    places: tuple[tuple[int, int], ...] = ()
+
+    def parts(self, stage):
+        for body, place in zip(self.bodies, self.places, strict=True):
+            staged = stage()
+            staged.write(body)
+            staged.close()
+            yield EncodedPart(staged=staged, rows=10, order=place, key_range={"place": place[0]})
+
+
+def test_as_many_parts_are_on_their_way_as_are_encoded_at_a_time(tmp_path):
+    together = threading.Barrier(3, timeout=60)
+
+    def wait(operation, key):
+        if operation == "write" and is_part(key):
+            together.wait()
+
+    rows = Hurrying([b"%d" % n for n in range(9)], parallel=3)
+    export(FaultyStore(LocalDestination(tmp_path), before=wait), rows)
+    assert read_as_a_reader(look(tmp_path)) == list(rows.bodies)
+    assert rows.most <= 1 + 3 + 1 + 1, "one is encoded, three on their way, two wait at most"
+
+
+def test_the_manifest_has_the_order_of_the_parts_whichever_came_first(tmp_path):
+    places = ((2, 0), (0, 1), (10, 0), (0, 0), (1, 0), (0, 2))
+    rows = AnyOrder([b"%d-%d" % place for place in places], parallel=2)
+    rows.places = places
+    receipt = export(LocalDestination(tmp_path), rows)
+    assert read_as_a_reader(look(tmp_path)) == [b"0-0", b"0-1", b"0-2", b"1-0", b"2-0", b"10-0"]
+    manifest = manifest_of(receipt)
+    assert [p.part_id for p in manifest.parts] == [1, 2, 3, 4, 5, 6]
+    assert [p.key_range["place"] for p in manifest.parts] == [0, 0, 0, 1, 2, 10]
+    assert receipt.parts == manifest.parts
+
+
+def test_the_data_version_is_that_of_the_rows_not_of_who_was_faster(tmp_path):
+    found = set()
+    for n, places in enumerate([((0, 0), (1, 0), (2, 0)), ((2, 0), (0, 0), (1, 0)), ((1, 0), (2, 0), (0, 0))]):
+        rows = AnyOrder([b"%d" % place[0] for place in places], parallel=3)
+        rows.places = places
+        found.add(manifest_of(export(LocalDestination(tmp_path / str(n)), rows)).data_version)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("nth", [1, 4])
+def test_of_several_on_their_way_one_that_fails_stops_all(tmp_path, nth):
+    rows = Hurrying([b"%d" % n for n in range(30)], parallel=3)
+    trouble = Trouble("before", operation="write", key=is_part, nth=nth, error=DestinationError)
+    with pytest.raises(DestinationError, match="made to fail"):
+        export(FaultyStore(LocalDestination(tmp_path), [trouble]), rows)
+    assert rows.count <= nth + 8
+    assert rows.closed
+    assert not [k for k in look(tmp_path) if "/data/" in k], "nothing is left, staged or written"
+    assert not rows.alive
+
+
+def test_the_source_is_free_before_the_last_part_has_arrived(tmp_path):
+    rows = Hurrying([b"%d" % n for n in range(3)])
+    free: list[int] = []
+
+    def wait(operation, key):
+        if operation == "write" and key.endswith("-00003.csv"):
+            for _ in range(600):
+                if rows.closed:
+                    free.append(rows.closed)
+                    return
+                threading.Event().wait(0.05)
+
+    export(FaultyStore(LocalDestination(tmp_path), before=wait), rows)
+    assert free

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.formats import Csv, Parquet
+from rivet_dagster.exports.modes import Chunked, Full
 from rivet_dagster.exports.output import OutputSettings, resolve_output
-from rivet_dagster.exports.spec import Cast, Export, Full, cast
+from rivet_dagster.exports.spec import Cast, Export, cast
 
 
 def test_the_defaults_leave_everything_to_the_io_manager() -> None:
@@ -54,11 +55,46 @@ def test_exactly_one_of_table_and_query(relation: dict[str, str], found: str) ->
         ({"columns": {"x": ""}}, "columns"),
         ({"columns": {"x": 1}}, "columns"),
         ({"tabel": "t"}, "tabel"),
+        ({"mode": {"kind": "chunked", "rows_per_part": 0}}, "rows_per_part"),
+        ({"mode": {"kind": "chunked", "bytes_per_part": "big"}}, "bytes_per_part"),
+        ({"mode": {"kind": "chunked", "rows_per_part": 1, "bytes_per_part": "1MB"}}, "rows_per_part and bytes_per"),
+        ({"mode": {"kind": "chunked", "parallel": 0}}, "parallel"),
+        ({"mode": {"kind": "chunked", "key": []}}, "key"),
+        ({"mode": {"kind": "chunked", "key": ["a", "a"]}}, "key"),
+        ({"mode": {"kind": "chunked", "key": " "}}, "key"),
+        ({"mode": {"kind": "chunked", "consistency": "read"}}, "consistency"),
+        ({"mode": {"kind": "chunked", "rows": 1}}, "rows"),
+        ({"mode": {"kind": "full", "parallel": 2}}, "parallel"),
     ],
 )
 def test_a_bad_value_names_its_field(given: dict[str, Any], field: str) -> None:
     with pytest.raises((ConfigError, ValidationError), match=field):
         Export(**{"name": "orders", "table": "t", **given})
+
+
+def test_a_mode_is_set_or_named() -> None:
+    said = {"kind": "chunked", "key": ["a", "b"], "bytes_per_part": "1MB", "parallel": 3, "consistency": "statement"}
+    mode = Export(name="a", table="t", mode=said).mode
+    assert mode == Chunked(key=("a", "b"), bytes_per_part="1MB", parallel=3, consistency="statement")
+    assert (mode.key_columns, mode.range_bytes) == (("a", "b"), 1_000_000)
+    assert Export(name="a", table="t", mode={"kind": "full"}).mode == Full()
+
+
+def test_a_mode_needs_no_setting() -> None:
+    mode = Chunked()
+    assert (mode.key_columns, mode.rows_per_part, mode.range_bytes) == (None, None, 256_000_000)
+    assert (mode.parallel, mode.consistency) == (1, "snapshot")
+    assert Chunked(key="id").key_columns == ("id",)
+
+
+def test_each_setting_of_a_mode_is_described() -> None:
+    assert [name for mode in (Full, Chunked) for name, f in mode.model_fields.items() if not f.description] == []
+
+
+@pytest.mark.parametrize("mode", [Chunked(), Chunked(key="id")])
+def test_a_query_cannot_be_divided(mode: Chunked) -> None:
+    with pytest.raises(ConfigError, match=r"'orders'.*table.*Chunked.*query.*Full\(\)"):
+        Export(name="orders", query="select * from orders", mode=mode)
 
 
 def test_formats_are_named_or_set() -> None:

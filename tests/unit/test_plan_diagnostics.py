@@ -11,6 +11,7 @@ from rivet_dagster.contract import DestinationCapabilities, WriteCommitProtocol
 from rivet_dagster.errors import PlanRejected
 from rivet_dagster.exports import plan
 from rivet_dagster.exports.formats import Csv, Parquet
+from rivet_dagster.exports.modes import Chunked
 from rivet_dagster.exports.output import resolve_output
 from rivet_dagster.exports.plan import Diagnostic, Level, PlannedExport, diagnose, reject
 
@@ -23,10 +24,9 @@ AT_REST = DestinationCapabilities(
 
 
 def planned(name: str = "orders", *, at: DestinationCapabilities = AT_REST, **settings: Any) -> PlannedExport:
-    uri, max_retries = settings.pop("uri", f"file:///lake/{name}"), settings.pop("max_retries", 0)
-    return PlannedExport(
-        name=name, output=resolve_output(**settings), capabilities=at, uri=uri, max_retries=max_retries
-    )
+    said = {k: settings.pop(k) for k in ("uri", "max_retries", "mode") if k in settings}
+    said = {"uri": f"file:///lake/{name}", **said}
+    return PlannedExport(name=name, output=resolve_output(**settings), capabilities=at, **said)
 
 
 def found(*exports: PlannedExport) -> dict[str, Level]:
@@ -43,6 +43,12 @@ def test_a_stream_says_that_it_keeps_nothing() -> None:
 
 def test_a_stream_cannot_be_divided() -> None:
     assert found(planned(at=STREAM, max_file_size="1MB"))["stdout-no-split"] is Level.REJECTED
+
+
+@pytest.mark.parametrize("mode", [Chunked(), Chunked(rows_per_part=10**9), Chunked(key="id", parallel=4)])
+def test_a_stream_cannot_be_divided_into_ranges_of_any_shape(mode: Chunked) -> None:
+    assert found(planned(at=STREAM, format="csv", mode=mode))["stdout-no-chunked"] is Level.REJECTED
+    assert found(planned(mode=mode)) == {}
 
 
 def test_a_stream_cannot_be_read_back() -> None:
