@@ -43,11 +43,11 @@ class DatabaseResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     lock_timeout: str | None = Field(
         default=None,
-        description='PostgreSQL only: how long a statement waits for a lock, such as "5s"; then the run may be retried.',
+        description='PostgreSQL only: how long a statement waits for a lock, such as "5s"; a retry may pass.',
     )
     application_name: str | None = Field(
         default=None,
-        description="PostgreSQL only: the name that the server's administrator sees; rivet_dagster where none is given.",
+        description="PostgreSQL only: the name that the server's administrator sees; else rivet_dagster.",
     )
 
     def source(self) -> Source:
