@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import io
 import os
-import re
 from contextlib import closing
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
-from tests.servers import Unavailable, azurite, gcs_emulator, localstack, moto, postgres, require
+from tests.servers import Unavailable, azurite, gcs_emulator, localstack, mariadb, moto, postgres, require
 from tests.servers.process import StartFailed, running, scratch
 
-STARTERS = [azurite, gcs_emulator, localstack, moto, postgres]
+STARTERS = [azurite, gcs_emulator, localstack, mariadb, moto, postgres]
 
 
 def children() -> set[psutil.Process]:
@@ -27,7 +27,7 @@ def test_a_server_listens_on_loopback_only_and_leaves_nothing_running(starter):
     with require(starter) as server:
         started = children() - before
         listening = {c.laddr for p in started for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN}
-        port = server.port if starter is postgres else int(re.search(r":(\d+)", server.url[6:]).group(1))
+        port = server.port if starter in {mariadb, postgres} else urlsplit(server.url).port
         assert port is None or port in {address.port for address in listening}
         assert {address.ip for address in listening} <= {"127.0.0.1"}
         assert started or port is None
