@@ -59,11 +59,10 @@ def run_id_of(context: dg.InputContext) -> str | None:
 
 
 def set_data_version(context: dg.OutputContext, data_version: str) -> None:
-    """Give the materialization its data version, unless the asset itself has set one. Outside of a run: nothing."""
+    """Give the materialization its data version; one that the asset itself has set wins. Outside of a run: nothing."""
     step = _step(context)
-    if step is None or step.has_data_version(context.asset_key):
-        return
-    step.set_data_version(context.asset_key, dg.DataVersion(data_version))
+    if step is not None:
+        step.set_data_version(context.asset_key, dg.DataVersion(data_version))
 
 
 def add_partition_metadata(context: dg.OutputContext, partition_key: str, metadata: Mapping[str, Any]) -> None:

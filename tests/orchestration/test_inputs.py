@@ -128,6 +128,13 @@ def test_one_column_of_nothing_keeps_its_rows_as_csv(instance, lake):
     assert given.to_pydict() == {"a": [None, "x", None]}
 
 
+def test_line_ends_in_text_survive_a_part_that_is_read_in_pieces(instance, lake):
+    rows = pa.table({"id": range(60_000), "text": ["one line\nand another, longer one"] * 60_000})
+    _, given = _load(instance, lake, pa.Table, rows, metadata={"rivet/format": "csv"})
+    assert next((lake / "orders/data").iterdir()).stat().st_size > 2**21
+    assert given.equals(rows)
+
+
 def test_an_annotation_that_is_not_supported_names_those_that_are(instance, lake):
     result, _ = _load(instance, lake, list)
     said = failure(result, "down").user_failure_data.description

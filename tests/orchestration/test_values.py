@@ -65,6 +65,7 @@ def test_what_is_no_rows_is_refused_at_once_with_what_is_accepted(instance, lake
     assert said.startswith(("orders: ", "export 'orders': "))
     assert found in said
     assert "DataFrame" in said
+    assert ("another io_manager_key" in said) is (value is None)
     assert materializations(result, "orders") == []
     assert on_disk(lake) == {}
 
