@@ -29,8 +29,9 @@ class DatabaseResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     url: str = Field(
         description=(
-            "Where the database is: postgresql://user@host/database, mysql://user@host/database, sqlite:///file or"
-            ' duckdb:///file. Give it as dg.EnvVar("DATABASE_URL"): one written here would show its password in the UI.'
+            "Where the database is: postgresql://user@host/database, mysql://user@host/database, sqlite:///file,"
+            " duckdb:///file, or any other URL for which a dialect of SQLAlchemy is installed (slower). Give it as"
+            ' dg.EnvVar("DATABASE_URL"): one written here would show its password in the UI.'
         ),
     )
 

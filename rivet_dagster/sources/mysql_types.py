@@ -19,12 +19,11 @@ an expression that is always NULL                      string
 Zero, partial and impossible dates, and times below zero or from 24:00:00 on, are refused where they are met. A cast is
 made here, exactly or not at all: everything may be cast to text, which is what the database itself shows (a float is
 its shortest text, bytes must be UTF-8); numbers and text to bigint, bigint unsigned, double, decimal(p, s) and boolean
-(0 and 1); text to date and datetime; text and geometry to binary.
+(0 and 1); text to date, time, datetime and timestamptz; text and geometry to binary.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 
 from rivet_dagster.errors import ConfigError
+from rivet_dagster.sources.casts import cast_type
 from rivet_dagster.sources.description import decimal_type
 from rivet_dagster.sources.guards import refused
 
@@ -69,17 +69,6 @@ _SIMPLE: dict[int, tuple[str, Shape, pa.DataType]] = {
     14: ("date", _DATE_BYTES, pa.date32()),
     245: ("json", None, pa.string()),
     _GEOMETRY: ("geometry", None, pa.binary()),
-}
-
-_CASTS = {
-    r"text|char|varchar|string|longtext": pa.string(),
-    r"bigint|int|integer|signed( integer)?": pa.int64(),
-    r"bigint unsigned|unsigned( integer)?": pa.uint64(),
-    r"double( precision)?|float8": pa.float64(),
-    r"bool|boolean": pa.bool_(),
-    r"date": pa.date32(),
-    r"(datetime|timestamp)(\([0-6]\))?": pa.timestamp("us"),
-    r"binary|varbinary|blob|longblob": pa.binary(),
 }
 
 
@@ -128,12 +117,7 @@ def plan_column(column: WireColumn, cast: str | None) -> ColumnPlan:
                 remedy="select ST_AsText(…) or ST_AsBinary(…), or remove the column",
             )
         return ColumnPlan(source_type=source_type, shape=shape, natural=natural, exported_as=natural)
-    wanted = _cast_type(cast)
-    if wanted is None:
-        raise ConfigError(
-            f"column {column.name!r}: cast to {cast!r}: expected text, bigint, bigint unsigned, double, decimal(p, s), "
-            "boolean, date, datetime or binary"
-        )
+    wanted = cast_type(column.name, cast)
     if not _may_become(natural, wanted, geometry=column.code == _GEOMETRY):
         raise ConfigError(
             f"column {column.name!r}: {source_type} cannot be cast to {cast!r} exactly; cast it to text, or in a query"
@@ -168,13 +152,6 @@ def _decimal(column: WireColumn, *, unsigned: bool) -> tuple[str, None, pa.DataT
     if arrow is None:
         return "decimal", None, pa.string()
     return f"decimal({precision},{column.scale})", None, arrow
-
-
-def _cast_type(cast: str) -> pa.DataType | None:
-    name = " ".join(cast.lower().split())
-    if match := re.fullmatch(r"(?:decimal|numeric) ?\( ?(\d+) ?(?:, ?(\d+) ?)?\)", name):
-        return decimal_type(int(match.group(1)), int(match.group(2) or 0))
-    return next((arrow for pattern, arrow in _CASTS.items() if re.fullmatch(pattern, name)), None)
 
 
 def _may_become(natural: pa.DataType, wanted: pa.DataType, *, geometry: bool) -> bool:

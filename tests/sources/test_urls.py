@@ -89,7 +89,7 @@ def test_postgresql_urls_of_every_shape_are_taken(url: str) -> None:
     assert source.database == "shop"
 
 
-@pytest.mark.parametrize("scheme", ["oracle", "s3"])
+@pytest.mark.parametrize("scheme", ["nosql", "s3", "postgresql+nothing"])
 def test_a_scheme_that_is_not_supported_names_those_that_are(scheme: str) -> None:
     with pytest.raises(ConfigError, match=r"postgresql://, mysql://, mariadb://, sqlite:/// and duckdb:///"):
         connect(f"{scheme}://me:hush@host/shop")

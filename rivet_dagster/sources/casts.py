@@ -1,0 +1,43 @@
+"""Type names that a cast may use where the driver's values are converted here and not by the database."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+
+from rivet_dagster.errors import ConfigError
+from rivet_dagster.sources.description import decimal_type
+
+__all__ = ["cast_type"]
+
+_NAMES = {
+    r"text|char|varchar|string|longtext": pa.string(),
+    r"bigint|int|integer|signed( integer)?": pa.int64(),
+    r"bigint unsigned|unsigned( integer)?": pa.uint64(),
+    r"double( precision)?|float8": pa.float64(),
+    r"bool|boolean": pa.bool_(),
+    r"date": pa.date32(),
+    r"time( ?\([0-6]\))?": pa.time64("us"),
+    r"(datetime|timestamp)( ?\([0-6]\))?": pa.timestamp("us"),
+    r"timestamptz|timestamp with time zone": pa.timestamp("us", tz="UTC"),
+    r"binary|varbinary|blob|longblob|bytea": pa.binary(),
+}
+
+
+def cast_type(column: str, cast: str) -> pa.DataType:
+    """What a cast to a named type makes.
+
+    Raises:
+        ConfigError: there is no such cast; names those that are.
+    """
+    name = " ".join(cast.lower().split())
+    found = next((arrow for pattern, arrow in _NAMES.items() if re.fullmatch(pattern, name)), None)
+    if match := re.fullmatch(r"(?:decimal|numeric) ?\( ?(\d+) ?(?:, ?(\d+) ?)?\)", name):
+        found = decimal_type(int(match.group(1)), int(match.group(2) or 0))
+    if found is None:
+        raise ConfigError(
+            f"column {column!r}: cast to {cast!r}: expected text, bigint, bigint unsigned, double, decimal(p, s), "
+            "boolean, date, time, datetime, timestamptz or binary"
+        )
+    return found
