@@ -195,6 +195,14 @@ def test_a_file_that_is_no_database_is_permanent(tmp_path: Path) -> None:
     assert not raised.value.transient
 
 
+def test_a_file_that_vanishes_is_not_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone.duckdb"
+    monkeypatch.setattr("rivet_dagster.sources.duckdb.existing_file", lambda url: gone)
+    with pytest.raises(SourceError, match="does not exist"):
+        connect(f"duckdb:///{gone}").open(Query(table="t", casts={}))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_missing_file_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"'missing.duckdb'.*never created"):
         connect(f"duckdb:///{tmp_path / 'missing.duckdb'}").open(Query(table="t", casts={}))

@@ -11,10 +11,16 @@ ROWS = 500_000
 TEXT_BYTES = 320
 
 READER = """
-import resource, sys
+import sys
 import rivet_dagster.sources.duckdb as duck
 from rivet_dagster.rows import Query
 from rivet_dagster.sources.connect import connect
+
+def peak_bytes():
+    # Not `ru_maxrss`: a child process begins with its parent's.
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
 
 duck._MEMORY_LIMIT = "48MB"
 peaks = []
@@ -23,8 +29,8 @@ for table in ("small", "large"):
     for batch in connect(sys.argv[1]).open(Query(table=table, casts={})):
         rows += batch.num_rows
         del batch
-    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-print(rows, (peaks[1] - peaks[0]) * 1024)
+    peaks.append(peak_bytes())
+print(rows, peaks[1] - peaks[0])
 """
 
 
@@ -49,4 +55,6 @@ def test_a_table_five_times_as_large_needs_no_more_memory(database: Database) ->
     read = subprocess.run([sys.executable, "-c", READER, database.url], check=True, capture_output=True, text=True)
     rows, growth = map(int, read.stdout.split())
     assert rows == ROWS
-    assert growth < ROWS * TEXT_BYTES / 8
+    # DuckDB keeps what it has read of the file, up to its limit.
+    kept = 48_000_000 if database.kind == "duckdb" else 0
+    assert growth < kept + ROWS * TEXT_BYTES / 8

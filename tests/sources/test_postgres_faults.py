@@ -61,6 +61,13 @@ def test_a_read_is_one_read_only_snapshot_of_a_named_application(shop: Postgres)
     assert list(found.rows[0].values()) == ["on", "repeatable read", "rivet_dagster"]
 
 
+def test_rows_written_after_the_query_was_opened_are_not_seen(shop: Postgres) -> None:
+    shop.execute("CREATE TABLE moving (i int)", "INSERT INTO moving VALUES (1)")
+    stream = shop.open(table="moving")
+    shop.execute("INSERT INTO moving VALUES (2)", "UPDATE moving SET i = i + 10")
+    assert [row for batch in stream for row in batch.to_pylist()] == [{"i": 1}]
+
+
 def test_an_application_name_in_the_url_wins(shop: Postgres) -> None:
     source = connect(shop.url + "?application_name=mine")
     (batch,) = source.open(Query(sql="SELECT current_setting('application_name') AS x", casts={}))

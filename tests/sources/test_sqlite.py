@@ -257,6 +257,24 @@ def test_a_file_that_is_no_database_is_permanent(tmp_path: Path) -> None:
     assert not raised.value.transient
 
 
+def test_rows_written_after_the_query_was_opened_are_not_seen(lite: Sqlite) -> None:
+    lite.execute("CREATE TABLE t (i integer, x)", "INSERT INTO t VALUES (1, 1)")
+    for query in ({"table": "t"}, {"sql": "SELECT i FROM t"}):
+        before = lite.read(**query).rows
+        stream = lite.open(**query)
+        lite.execute("INSERT INTO t VALUES (2, 'text')", "UPDATE t SET i = i + 10")
+        assert [row for batch in stream for row in batch.to_pylist()] == before
+        lite.execute("DELETE FROM t WHERE x = 'text'")
+
+
+def test_a_file_that_vanishes_is_not_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone.sqlite"
+    monkeypatch.setattr("rivet_dagster.sources.sqlite.existing_file", lambda url: gone)
+    with pytest.raises(SourceError, match="unable to open"):
+        connect(f"sqlite:///{gone}").open(Query(table="t", casts={}))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_missing_file_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"'missing.sqlite'.*never created"):
         connect(f"sqlite:///{tmp_path / 'missing.sqlite'}").open(Query(table="t", casts={}))
