@@ -200,10 +200,10 @@ def test_a_database_that_is_not_there_is_named_and_not_made(instance, lake, tmp_
 
 def test_an_unknown_kind_of_database_names_the_known_ones(instance, lake):
     asset = rd.build_export_asset(rd.Export(name="orders", table="orders"), retry_policy=RETRIES)
-    source = rd.DatabaseResource(url="oracle://host/db")
+    source = rd.DatabaseResource(url="pigeon://host/db")
     result = run([asset], rd.LocalIOManager(path=str(lake)), instance, resources={"source": source})
     said = failure(result, "orders").user_failure_data.description
-    assert "oracle" in said
+    assert "pigeon" in said
     assert "postgresql://" in said
 
 
