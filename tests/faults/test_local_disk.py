@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
-import subprocess
 import sys
 
 import pytest
@@ -24,20 +23,6 @@ def files(root):
     """Every file by name, hidden ones too, but for the lock."""
     found = (p for p in root.rglob("*") if p.is_file() and p.name != ".rivet.lock")
     return {p.relative_to(root).as_posix(): p.read_bytes() for p in found}
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 2 MiB."""
-    root = tmp_path / "disk"
-    root.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(root)]
-    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode != 0:
-        pytest.skip("a small file system can only be mounted by root with CAP_SYS_ADMIN")
-    try:
-        yield root
-    finally:
-        subprocess.run(["umount", str(root)], check=True)
 
 
 def test_a_full_disk_fails_a_part_and_frees_what_it_took(small_disk):
