@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, BinaryIO
 
@@ -108,3 +110,11 @@ def parquet(part: EncodedPart) -> pq.ParquetFile:
 
 def read_back(parts: Sequence[EncodedPart]) -> pa.Table:
     return pa.concat_tables([parquet(p).read() for p in parts])
+
+
+def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    """Wait until something holds, for as long as a loaded machine may need."""
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        threading.Event().wait(0.005)
+    return holds()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from datetime import date, datetime, timezone
@@ -16,10 +17,11 @@ from hypothesis import strategies as st
 
 from rivet_dagster.contract import EncodedPart
 from rivet_dagster.errors import ConfigError, ContractError, SourceError
-from rivet_dagster.exports import reading
-from rivet_dagster.exports.chunked import ranges_of, recorded
+from rivet_dagster.exports import chunked, reading
+from rivet_dagster.exports.chunked import RangesReading, ranges_of, recorded
+from rivet_dagster.exports.progress import Progress
 from rivet_dagster.rows import Key, KeyRange
-from tests.unit.encoded import Shelf, body
+from tests.unit.encoded import Shelf, body, within
 from tests.unit.splittable import KEY, Table, plan
 
 
@@ -124,8 +126,8 @@ def test_ranges_are_read_at_the_same_time_and_keep_their_order() -> None:
 
 
 def test_boundaries_are_found_when_they_are_needed_and_by_one_thread_at_a_time() -> None:
-    """Two workers at the same boundary would be an error of the generator itself."""
-    table = Table(range(1_000), batch_rows=5)
+    """Two workers at the same boundary would be an error of the generator itself, so finding one takes a while here."""
+    table = Table(range(1_000), batch_rows=5, before_boundary=lambda _n: threading.Event().wait(0.02))
     planned = plan(table, rows_per_part=5, parallel=4)
     assert table.boundaries_asked == 0
     parts = planned.parts(Shelf().stage)
@@ -136,12 +138,52 @@ def test_boundaries_are_found_when_they_are_needed_and_by_one_thread_at_a_time()
 
 
 def test_never_more_parts_are_staged_than_workers_and_one_that_waits() -> None:
+    """Being encoded or finished by three workers, one that waits, and the one just taken; whoever takes is slow."""
     shelf, most = Shelf(), 0
-    for part in plan(Table(range(200)), rows_per_part=10, parallel=3).parts(shelf.stage):
+    for n, part in enumerate(plan(Table(range(200)), rows_per_part=10, parallel=3).parts(shelf.stage)):
+        full = min(20, n + 3 + 1 + 1)
+        assert within(60, lambda full=full: len(shelf.staged) >= full)  # type: ignore[misc]
         most = max(most, len(alive(shelf)))
         part.staged.discard()
     assert len(shelf.staged) == 20
-    assert most <= 3 + 1 + 1, "being encoded, waiting, and the one just taken"
+    assert most == 3 + 1 + 1
+
+
+def test_nothing_is_staged_once_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even by a worker that did not end in time."""
+    monkeypatch.setattr(chunked, "_JOIN_S", 0)
+    begun, closed, over = threading.Event(), threading.Event(), threading.Event()
+
+    class Late:
+        def parts(self, stage: Any) -> Any:
+            begun.set()
+            assert closed.wait(60)
+            try:
+                stage()
+            finally:
+                over.set()
+            yield
+
+        def close(self) -> None:
+            pass
+
+    shelf = Shelf()
+    reading_of: Any = lambda _within: Late()  # noqa: E731
+    progress = Progress(logging.getLogger("late"), subject="late")
+    ranges = RangesReading(ranges_of(KEY, []), reading_of, workers=1, progress=progress, release=lambda: None)
+
+    def take() -> None:
+        with pytest.raises(SourceError, match="closed"):
+            list(ranges.parts(shelf.stage))
+
+    taker = threading.Thread(target=take, daemon=True)
+    taker.start()
+    assert begun.wait(60)
+    ranges.close()
+    closed.set()
+    assert over.wait(60)
+    taker.join(60)
+    assert shelf.staged == []
 
 
 @pytest.mark.parametrize(("parallel", "streams"), [(True, 3), (False, 1)])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -18,16 +17,8 @@ from rivet_dagster.exports.extraction import Extraction, plan_export
 from rivet_dagster.exports.handoff import Handoff
 from rivet_dagster.exports.output import resolve_output
 from rivet_dagster.exports.spec import Export
-from tests.unit.encoded import Shelf, bodies
+from tests.unit.encoded import Shelf, bodies, within
 from tests.unit.splittable import Table
-
-
-def within(seconds: float, holds: Callable[[], bool]) -> bool:
-    """Wait until something holds, for as long as a loaded machine may need."""
-    end = time.monotonic() + seconds
-    while not holds() and time.monotonic() < end:
-        threading.Event().wait(0.005)
-    return holds()
 
 
 class TestHandoff:
