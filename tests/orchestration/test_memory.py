@@ -16,7 +16,7 @@ ROWS = 2_000_000
 MOST_MB = 400
 
 EXPORT = textwrap.dedent("""
-    import json, os, resource, sys, tempfile, threading
+    import json, os, re, sys, tempfile, threading
     import dagster as dg
     import rivet_dagster as rd
 
@@ -57,7 +57,8 @@ EXPORT = textwrap.dedent("""
         "rows": said["dagster/row_count"].value,
         "bytes": said["dagster/size_bytes"].value,
         "rows_per_second": said["rivet/rows_per_second"].value,
-        "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        # Not getrusage, which keeps the parent's peak from before exec.
+        "rss_mb": int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024,
         **peak,
     }))
 """)
