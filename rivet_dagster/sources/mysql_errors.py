@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["ACCESS_DENIED", "CONNECTION_FAILED", "CONNECTION_LOST", "hint_for", "is_transient"]
+__all__ = ["CONNECTION_FAILED", "CONNECTION_LOST", "ENCRYPTION_FAILED", "hint_for", "is_transient"]
 
 # The client's own numbers; all others here are the server's.
 CONNECTION_FAILED = 2003
 CONNECTION_LOST = 2013
-ACCESS_DENIED = 1045
+ENCRYPTION_FAILED = 2026
 
 _CUT = "run it again; nothing of this read was used. If it stays, check the server, the network and net_write_timeout"
 _BUSY = "wait until the server has connections, memory and disk to spare"

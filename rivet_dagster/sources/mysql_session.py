@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 import struct
 from collections.abc import Generator, Iterator
 from typing import Any
 
 from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.sources.mysql_connection import MySQLConnection, database_name, driver
-from rivet_dagster.sources.mysql_errors import CONNECTION_FAILED, CONNECTION_LOST, hint_for, is_transient
+from rivet_dagster.sources.mysql_errors import (
+    CONNECTION_FAILED,
+    CONNECTION_LOST,
+    ENCRYPTION_FAILED,
+    hint_for,
+    is_transient,
+)
 from rivet_dagster.sources.mysql_types import WireColumn
 from rivet_dagster.sources.mysql_wire import Block, WireError, rows_of
 from rivet_dagster.sources.url import DatabaseUrl
@@ -142,6 +149,9 @@ class MySQLSession:
             return None, str(error)
         code = error.args[0] or CONNECTION_LOST
         cause = getattr(error, "original_exception", None)
-        if code == CONNECTION_FAILED and cause is not None:
-            return code, f"Can't connect to MySQL server ({type(cause).__name__})"
-        return code, str(error.args[-1]) or "the connection is closed"
+        message = str(error.args[-1]) or "the connection is closed"
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            code, message = ENCRYPTION_FAILED, f"the server's certificate is not accepted: {cause.verify_message}"
+        elif code == CONNECTION_FAILED and cause is not None:
+            message = f"Can't connect to MySQL server ({type(cause).__name__})"
+        return code, message

@@ -110,8 +110,12 @@ class MariaDBServer:
 
 
 @contextmanager
-def mariadb() -> Iterator[MariaDBServer]:
-    """MariaDB over TCP with a password, as the operating system packages it."""
+def mariadb(*, certificate: Path | None = None) -> Iterator[MariaDBServer]:
+    """MariaDB over TCP with a password, as the operating system packages it.
+
+    Args:
+        certificate: with its private key in the same file; without one the server has no encryption.
+    """
     server, install = _found("mariadbd"), _found("mariadb-install-db")
     if server is None or install is None:
         raise Unavailable("no MariaDB server was found", "apt-get install -y mariadb-server")
@@ -134,7 +138,11 @@ def mariadb() -> Iterator[MariaDBServer]:
         first.chmod(0o644)
         places = [f"--datadir={data}", f"--socket={directory / 'socket'}", f"--pid-file={directory / 'pid'}"]
         settings = [f"--init-file={first}", "--bind-address=127.0.0.1", "--innodb-flush-log-at-trx-commit=0"]
-        command = [str(server), "--no-defaults", *places, *settings, "--skip-name-resolve=0", "--max-connections=100"]
+        if certificate is not None:
+            own = shutil.copy(certificate, directory / "certificate.pem")
+            shutil.chown(own, user or os.getuid())
+            settings += [f"--ssl-cert={own}", f"--ssl-key={own}"]
+        command = [str(server), "--no-defaults", *places, *settings]
         with running(
             lambda port: [*command, f"--port={port}"],
             directory=directory,

@@ -137,6 +137,8 @@ def test_duplicate_names_unknown_casts_and_writing_are_mistakes_in_the_definitio
         other.open(sql="SELECT 1 AS x", casts={"x": "no_such_type"})
     with pytest.raises((ConfigError, SourceError)):
         other.read(sql="DELETE FROM t")
+    with pytest.raises(SourceError, match=r"(?i)read.?only|syntax error"):
+        other.read(sql="DELETE FROM t RETURNING i")
     assert other.read(table="t").rows == [{"i": 1}]
 
 
