@@ -115,7 +115,7 @@ def _column(name: str, kind: str, nullable: object, *, collated: bool) -> KeyCol
 
 
 def _text_literal(value: str) -> str:
-    # SQL text ends at NUL; a value need not.
+    # Not every DuckDB reads on behind a NUL in the SQL text.
     pieces = ["'" + piece.replace("'", "''") + "'" for piece in value.split("\0")]
     return pieces[0] if len(pieces) == 1 else f"({' || chr(0) || '.join(pieces)})"
 

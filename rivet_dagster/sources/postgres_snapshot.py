@@ -83,6 +83,9 @@ class PostgresSnapshot:
         with contextlib.suppress(Exception):
             self._holder.cancel()
         with self._walking:
+            # A pooler keeps the connection of a transaction that has ended.
+            with contextlib.suppress(SourceError):
+                self._holder.end()
             self._holder.close()
             self._holder = None
 

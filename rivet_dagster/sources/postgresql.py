@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +20,7 @@ from rivet_dagster.sources.description import (
     what_is_read,
 )
 from rivet_dagster.sources.guards import check_temporal, holds_temporal, refused
-from rivet_dagster.sources.postgres_keys import range_condition, relation_of
+from rivet_dagster.sources.postgres_keys import Rows, range_condition, relation_of
 from rivet_dagster.sources.postgres_session import PostgresSession, PostgresSettings, database_name
 from rivet_dagster.sources.postgres_snapshot import PostgresSnapshot
 from rivet_dagster.sources.postgres_statistics import estimated_rows, sample_clause
@@ -81,8 +81,8 @@ class PostgresSource:
         """The keys that the catalog vouches for, the primary key first; empty for a query that is no table."""
         if query.table is None:
             return ()
-        with contextlib.closing(self._session(query)) as session:
-            return usable_keys(relation_of(query, session.rows))
+        with self._asking(query) as rows:
+            return usable_keys(relation_of(query, rows))
 
     def check_key(self, query: Query, columns: Sequence[str]) -> Key:
         """The key of these columns.
@@ -92,15 +92,15 @@ class PostgresSource:
         """
         if query.table is None:
             raise no_catalog(query)
-        with contextlib.closing(self._session(query)) as session:
-            return checked_key(relation_of(query, session.rows), columns, query)
+        with self._asking(query) as rows:
+            return checked_key(relation_of(query, rows), columns, query)
 
     def estimated_rows(self, query: Query) -> int | None:
         """How many rows the last ANALYZE or VACUUM implies; `None` for a query, and before the first of them."""
         if query.table is None:
             return None
-        with contextlib.closing(self._session(query)) as session:
-            return estimated_rows(query, session.rows)
+        with self._asking(query) as rows:
+            return estimated_rows(query, rows)
 
     def row_bytes(self, query: Query) -> int:
         """About how many bytes a row has once it is read, from pages all over the table, or the first rows."""
@@ -117,6 +117,13 @@ class PostgresSource:
             SourceError: the server refused or could not be reached.
         """
         return PostgresSnapshot(self, self._url, consistency=consistency, settings=self._settings)
+
+    @contextlib.contextmanager
+    def _asking(self, query: Query) -> Iterator[Rows]:
+        with contextlib.closing(self._session(query)) as session:
+            yield session.rows
+            # A pooler keeps the connection of a transaction that has ended.
+            session.end()
 
     def _session(self, query: Query, *, snapshot: str | None = None) -> PostgresSession:
         return PostgresSession(self._url, what=what_is_read(query), settings=self._settings, snapshot=snapshot)

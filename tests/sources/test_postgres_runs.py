@@ -11,6 +11,8 @@ import pytest
 from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.rows import Query
 from rivet_dagster.sources.connect import connect
+from rivet_dagster.sources.postgres_session import PostgresSession
+from rivet_dagster.sources.url import parse_url
 from tests.servers import PostgresServer, require
 from tests.servers.pooler import pgbouncer
 from tests.sources.databases import Postgres
@@ -175,38 +177,61 @@ def pooled(shop: Postgres) -> Iterator[Postgres]:
 
 
 @pytest.mark.parametrize("consistency", CONSISTENCIES)
-def test_a_run_goes_through_a_pooler(pooled: Postgres, consistency: Any) -> None:
+def test_a_run_goes_through_a_pooler(shop: Postgres, pooled: Postgres, consistency: Any) -> None:
     with splittable(pooled, **SETTINGS).snapshot(consistency) as snapshot:
-        pooled.execute("INSERT INTO t VALUES (999)")
+        shop.execute("INSERT INTO t VALUES (999)")
         parts = read_in_ranges(snapshot, KEY, rows=5)
     assert_cut(parts, rows=5, expected=ROWS if consistency == "snapshot" else [*ROWS, (999,)])
 
 
-def test_nothing_of_a_session_outlives_its_transaction(pooled: Postgres) -> None:
+def left_behind(pooled: Postgres) -> dict[int, tuple[Any, ...]]:
+    """What another client finds set on each connection of the pooler, by the server's process."""
+    from adbc_driver_postgresql import dbapi
+
     names = ["statement_timeout", "lock_timeout", "IntervalStyle", "TimeZone", "DateStyle", "bytea_output"]
     names += ["extra_float_digits", "enable_sort", "enable_seqscan", "idle_in_transaction_session_timeout"]
-    asked = "SELECT pg_backend_pid() AS pid, " + ", ".join(f"current_setting('{n}') AS {n}" for n in names)
+    found: dict[int, tuple[Any, ...]] = {}
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            connection = stack.enter_context(dbapi.connect(pooled.url))
+            # One that is closed within a transaction costs the pooler its connection.
+            stack.callback(connection.rollback)
+            cursor = stack.enter_context(connection.cursor())
+            cursor.execute("SELECT pg_backend_pid(), " + ", ".join(f"current_setting('{n}')" for n in names))
+            pid, *values = cursor.fetchone()
+            found[pid] = tuple(values)
+    return found
 
-    def seen() -> dict[int, tuple[Any, ...]]:
-        """What sessions of others find on both connections of the pooler."""
-        found: dict[int, tuple[Any, ...]] = {}
-        with contextlib.ExitStack() as stack:
-            for _ in range(2):
-                cursor = stack.enter_context(stack.enter_context(pooled.server.client()).cursor())
-                cursor.execute("BEGIN")
-                cursor.execute(asked)
-                pid, *values = cursor.fetchone()
-                found[pid] = tuple(values)
-        return found
 
-    before = seen()
+@pytest.mark.parametrize("consistency", CONSISTENCIES)
+def test_a_pooler_keeps_its_connections_and_finds_nothing_on_them(pooled: Postgres, consistency: Any) -> None:
+    before = left_behind(pooled)
     assert len(before) == 2
-    for consistency in CONSISTENCIES:
-        with splittable(pooled, **SETTINGS).snapshot(consistency) as snapshot:
-            read_in_ranges(snapshot, KEY, rows=7)
-        stream = splittable(pooled, **SETTINGS).open(query_of())
-        next(iter(stream))
-        stream.close()
-    # Transactions that were cut off half-way cost the pooler their connection; all others were handed on.
-    after = seen()
+    source = splittable(pooled, **SETTINGS)
+    assert source.keys(query_of()) == (KEY,)
+    assert source.estimated_rows(query_of()) is None
+    with source.snapshot(consistency) as snapshot:
+        assert_cut(read_in_ranges(snapshot, KEY, rows=7), rows=7, expected=ROWS)
+    assert left_behind(pooled) == before
+
+
+def test_a_stream_that_is_left_costs_the_pooler_one_connection_and_no_more(pooled: Postgres) -> None:
+    before = left_behind(pooled)
+    stream = splittable(pooled, **SETTINGS).open(query_of())
+    next(iter(stream))
+    stream.close()
+    after = left_behind(pooled)
+    assert len(set(before) & set(after)) == 1
     assert set(after.values()) == set(before.values())
+
+
+def test_the_transactions_of_a_session_may_be_on_several_connections(pooled: Postgres) -> None:
+    both = set(left_behind(pooled))
+    session = PostgresSession(parse_url(pooled.url), what="test")
+    with contextlib.closing(session):
+        seen = set()
+        for _ in range(12):
+            seen.add(session.rows("SELECT pg_backend_pid() AS pid")[0]["pid"])
+            session.end()
+            session.begin()
+    assert seen == both
