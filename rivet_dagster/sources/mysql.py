@@ -17,6 +17,7 @@ from rivet_dagster.sources.description import (
     split_name,
     what_is_read,
 )
+from rivet_dagster.sources.mysql_charsets import refuse_lost_characters
 from rivet_dagster.sources.mysql_connection import check_url, database_name
 from rivet_dagster.sources.mysql_session import MySQLSession
 from rivet_dagster.sources.mysql_types import ColumnPlan, WireColumn, plan_column
@@ -61,6 +62,8 @@ class MySQLSource:
     def open(self, query: Query) -> BatchStream:
         """Describe the result without running the query, then be ready to stream it.
 
+        Text in a character set that UTF-8 does not wholly cover costs one more run of the query, here.
+
         Raises:
             ConfigError: the query's names, casts or result columns cannot be, or the driver is not installed.
             SourceError: the server refused or could not be reached; no connection is left.
@@ -73,6 +76,7 @@ class MySQLSource:
             described = session.describe(text)
             check_columns([column.name for column in described], query)
             plans = _planned(described, query)
+            refuse_lost_characters(session, text, described)
             columns = _columns(session, query, described, plans)
         except BaseException:
             session.close()

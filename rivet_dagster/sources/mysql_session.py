@@ -74,16 +74,21 @@ class MySQLSession:
     def describe(self, sql: str) -> tuple[WireColumn, ...]:
         """The columns of a statement as the server describes them, without running it.
 
+        The character sets are those of the columns; rows come as UTF-8.
+
         Raises:
             ConfigError: it is no statement with a result, or has placeholders.
             SourceError: the server refused it.
         """
+        # The server describes what it would send.
+        self.rows("SET character_set_results = NULL")
         with self._translated():
             self._statement, placeholders, columns = self._connection.prepare(sql)
         if placeholders:
             raise ConfigError(f"{self._what}: a ? stands for a value that is not given; write the value")
         if not columns:
             raise ConfigError(f"{self._what}: one select statement was expected, this one has no result")
+        self.rows("SET character_set_results = utf8mb4")
         return columns
 
     def stream(self, *, most_rows: int, enough_bytes: int) -> Generator[tuple[WireColumn, ...] | Block, None, None]:

@@ -16,10 +16,10 @@ geometry                                               refused; cast to binary: 
 an expression that is always NULL                      string
 =====================================================  ==============================================================
 
-Zero, partial and impossible dates, and times below zero or from 24:00:00 on, are refused where they are met. A cast is
-made here, exactly or not at all: everything may be cast to text, which is what the database itself shows (a float is
-its shortest text, bytes must be UTF-8); numbers and text to bigint, bigint unsigned, double, decimal(p, s) and boolean
-(0 and 1); text to date, time, datetime and timestamptz; text and geometry to binary.
+Zero, partial and impossible dates, times below zero or from 24:00:00 on, and characters without a form in UTF-8 are
+refused. A cast is made here, exactly or not at all: everything may be cast to text, which is what the database itself
+shows (a float is its shortest text, bytes must be UTF-8); numbers and text to bigint, bigint unsigned, double,
+decimal(p, s) and boolean (0 and 1); text to date, time, datetime and timestamptz; text and geometry to binary.
 """
 
 from __future__ import annotations

@@ -333,3 +333,39 @@ def test_a_placeholder_is_a_mistake_in_the_definition(maria: MySQL) -> None:
     with pytest.raises(ConfigError, match=r"\?"):
         maria.open(sql="SELECT ? AS x")
     assert maria.read(sql="SELECT '?' AS x, '%s' AS y").rows == [{"x": "?", "y": "%s"}]
+
+
+@pytest.mark.parametrize(
+    ("letters", "code"),
+    [("sjis", "81AD"), ("gbk", "FE50"), ("euckr", "A2E8"), ("cp1251", "98"), ("hebrew", "FF"), ("tis620", "DB")],
+)
+def test_characters_without_a_form_in_utf_8_are_refused_and_never_a_question_mark(
+    maria: MySQL, letters: str, code: str
+) -> None:
+    maria.execute(f"CREATE TABLE t (i int, x varchar(9) character set {letters}, y varchar(9) character set {letters})")
+    maria.execute("INSERT INTO t VALUES (1, 'why?', 'a'), (2, NULL, NULL)")
+    assert maria.read(table="t").rows == [{"i": 1, "x": "why?", "y": "a"}, {"i": 2, "x": None, "y": None}]
+    maria.execute(f"INSERT INTO t VALUES (3, 'ok', _{letters} 0x3F{code})")
+    for query in ({"table": "t"}, {"sql": "SELECT y FROM t ORDER BY i"}):
+        with pytest.raises(SourceError, match=rf"'y'.*{letters}.*UTF-8") as raised:
+            maria.open(**query)
+        assert not raised.value.transient
+    assert maria.read(sql="SELECT CAST(y AS BINARY) AS y FROM t WHERE i = 3").rows == [
+        {"y": b"?" + bytes.fromhex(code)}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("letters", "text"),
+    [
+        ("cp1251", "Привет?"),
+        ("sjis", "日本語?"),
+        ("gbk", "中文?"),
+        ("greek", "Ελλάδα"),
+        ("koi8r", "Привет"),
+        ("big5", "中文"),
+    ],
+)
+def test_text_in_older_character_sets_is_exact(maria: MySQL, letters: str, text: str) -> None:
+    maria.execute(f"CREATE TABLE t (x varchar(20) character set {letters})", f"INSERT INTO t VALUES ('{text}')")
+    assert maria.read(table="t").rows == [{"x": text}]

@@ -1,0 +1,58 @@
+"""Characters that have no form in UTF-8: the server sends a question mark for each, and says nothing."""
+
+from __future__ import annotations
+
+from rivet_dagster.sources.guards import refused
+from rivet_dagster.sources.mysql_session import MySQLSession
+from rivet_dagster.sources.mysql_types import WireColumn
+
+__all__ = ["refuse_lost_characters"]
+
+# Every code of these has a form in UTF-8, or is no valid text.
+_WHOLE = "'ascii', 'binary', 'latin1', 'ucs2', 'utf8', 'utf8mb3', 'utf8mb4', 'utf16', 'utf16le', 'utf32'"
+# The usual collations of them, so that most queries need not ask.
+_USUAL = frozenset({8, 33, 45, 46, 47, 63, 83, 192, 224, 255})
+_REPLACEMENT = "0xEFBFBD"
+
+
+def refuse_lost_characters(session: MySQLSession, text: str, columns: tuple[WireColumn, ...]) -> None:
+    """Look at all values of columns in an older character set, in one run of the query; other queries cost nothing.
+
+    Args:
+        session: in the snapshot that will be read.
+        text: the query.
+        columns: as the server describes it; names are unique.
+
+    Raises:
+        SourceError: permanent, naming the column and the remedy; or the server refused.
+    """
+    asked = {column.charset for column in columns} - _USUAL
+    if not asked:
+        return
+    numbers = ", ".join(map(str, sorted(asked)))
+    partial = session.rows(
+        "SELECT ID, CHARACTER_SET_NAME FROM information_schema.COLLATIONS "
+        f"WHERE ID IN ({numbers}) AND CHARACTER_SET_NAME NOT IN ({_WHOLE})"
+    )
+    sets = {int(number): str(name) for number, name in partial}
+    wanted = [column for column in columns if column.charset in sets]
+    if not wanted:
+        return
+    found = session.rows(f"SELECT {', '.join(_lost(column.name) for column in wanted)} FROM (\n{text}\n) AS q")
+    for column, lost in zip(wanted, found[0], strict=True):
+        if lost:
+            raise refused(
+                column.name,
+                f"it holds characters of the character set {sets[column.charset]} that have no form in UTF-8",
+                remedy="select CAST(… AS BINARY) to read its bytes, or correct the text",
+            )
+
+
+def _lost(name: str) -> str:
+    """Whether any value has more question marks, or replacement characters, once it is UTF-8."""
+    column = "`" + name.replace("`", "``") + "`"
+    utf8 = f"CONVERT({column} USING utf8mb4)"
+    return (
+        f"MAX(CHAR_LENGTH(REPLACE({utf8}, '?', '')) <> CHAR_LENGTH(REPLACE({column}, '?', '')) "
+        f"OR LOCATE(CONVERT({_REPLACEMENT} USING utf8mb4), {utf8}) > 0)"
+    )
