@@ -55,9 +55,9 @@ SHAPES: dict[str, tuple[str, tuple[str, ...], list[tuple[Any, ...]]]] = {
         [(i, s) for i in (1, -7) for s in HOSTILE[1::2]],
     ),
     "hostile names": (
-        '"a""b" bigint NOT NULL, "k0" bigint NOT NULL, "r" text',
-        ('a"b', "k0"),
-        [(i % 2, 9 - i, "x") for i in range(9)],
+        '"k1" bigint NOT NULL, "k0" bigint NOT NULL, "a""b" bigint NOT NULL, "r" text',
+        ("k1", "k0", 'a"b'),
+        [(i % 2, 9 - i, i % 5, "x") for i in range(9)],
     ),
 }
 
