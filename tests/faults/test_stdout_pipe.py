@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import subprocess
@@ -39,18 +40,28 @@ except DestinationError as e:
 """
 
 
-def run(script, **streams):
-    return subprocess.Popen([sys.executable, "-c", HEAD + script], stderr=subprocess.PIPE, **streams)
+@pytest.fixture(params=["buffered", "unbuffered"])
+def run(request):
+    """Start a script that exports to its standard output, which Python buffers or does not."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    if request.param == "unbuffered":
+        environment["PYTHONUNBUFFERED"] = "1"
+
+    def start(script, **streams):
+        command = [sys.executable, "-c", HEAD + script]
+        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, **streams)
+
+    return start
 
 
-def test_all_bytes_come_out_between_what_is_printed_before_and_after():
+def test_all_bytes_come_out_between_what_is_printed_before_and_after(run):
     process = run("print('before')\nexport()\nprint('after')", stdout=subprocess.PIPE)
     out, err = process.communicate()
     assert out == b"before\n" + content(4 * MIB) + b"after\n"
     assert (process.returncode, err) == (0, b"")
 
 
-def test_a_reader_that_leaves_early_is_one_clean_error():
+def test_a_reader_that_leaves_early_is_one_clean_error(run):
     """As `| head` does: no traceback, and no complaint of the interpreter at its end."""
     process = run(REPORT, stdout=subprocess.PIPE)
     assert process.stdout.read(10) == content(4 * MIB)[:10]
@@ -61,7 +72,7 @@ def test_a_reader_that_leaves_early_is_one_clean_error():
     assert err == ("stdout: cannot send 'part-1': Broken pipe; keep the reader of the stream alive until its end\n")
 
 
-def test_a_full_device_is_one_clean_error():
+def test_a_full_device_is_one_clean_error(run):
     with Path("/dev/full").open("wb") as full:
         process = run(REPORT, stdout=full)
         err = process.communicate()[1].decode()
@@ -69,6 +80,32 @@ def test_a_full_device_is_one_clean_error():
     assert err.splitlines()[0] == (
         "stdout: cannot send 'part-1': No space left on device; free space there, or choose another place"
     )
+
+
+def test_a_small_export_to_a_reader_that_has_left_is_one_clean_error(run):
+    """Nothing but the last flush tells."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with io.FileIO(writer, "wb") as stream:
+        process = run("body = body[:100]" + REPORT, stdout=stream)
+        err = process.communicate()[1].decode()
+    assert process.returncode == 3
+    assert err == "stdout: cannot send 'part-1': Broken pipe; keep the reader of the stream alive until its end\n"
+
+
+def test_what_was_written_is_out_when_the_write_returns():
+    """Not held back by the stream's own buffer."""
+    reader, writer = os.pipe()
+    with io.FileIO(reader, "rb") as end, io.BufferedWriter(io.FileIO(writer, "wb")) as stream:
+        destination = StdoutDestination(stream)
+        part = destination.stage("part-1")
+        part.write(b"rows")
+        part.close()
+        destination.write("part-1", part, md5=part.digests["md5"], expect=ANY)
+        os.set_blocking(reader, False)
+        assert end.read() == b"rows"
+        write(destination, "part-2", b"more")
+        assert end.read() == b"more"
 
 
 def test_a_closed_stream_is_one_clean_error():
@@ -88,17 +125,26 @@ def test_a_closed_stream_is_one_clean_error():
         write(destination, "part-1", b"rows")
 
 
-def test_a_failed_stream_stays_failed():
+def test_a_failed_part_stays_failed():
     """An encoder that is closed on the way out of the error neither hides it nor sends its footer."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    with io.FileIO(writer, "wb") as stream:
-        part = StdoutDestination(stream).stage("part-1")
-        for _ in range(2):
-            with pytest.raises(DestinationError, match="Broken pipe"):
-                part.write(b"rows")
-        with pytest.raises(DestinationError, match="Broken pipe"):
-            part.close()
+
+    class FailsOnce(io.BytesIO):
+        failed = False
+
+        def write(self, data):
+            if not self.failed:
+                self.failed = True
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(data)
+
+    stream = FailsOnce()
+    part = StdoutDestination(stream).stage("part-1")
+    for _ in range(2):
+        with pytest.raises(DestinationError, match="No space left"):
+            part.write(b"rows")
+    with pytest.raises(DestinationError, match="No space left"):
+        part.close()
+    assert stream.getvalue() == b""
 
 
 class Slow(io.RawIOBase):
