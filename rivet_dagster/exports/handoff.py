@@ -54,7 +54,9 @@ class Handoff(Generic[_T]):
         """Say that a giver is done, or why it cannot go on."""
         with self._changed:
             self._givers -= 1
-            self._error = self._error or error
+            # Whoever is closed while it works may fail of that; the first to say something is right.
+            if not self._closed:
+                self._error = self._error or error
             self._changed.notify_all()
 
     def items(self, *, idle: Callable[[], None] = lambda: None) -> Iterator[_T]:

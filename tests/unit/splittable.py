@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rivet_dagster.errors import ConfigError
+from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.exports.extraction import Extraction, plan_export
 from rivet_dagster.exports.modes import Chunked
 from rivet_dagster.exports.output import resolve_output
@@ -105,7 +105,8 @@ class Stream:
         ids = [i for i in self.table.ids if (low is None or low <= i) and (high is None or i < high)]
         for n, at in enumerate(range(0, len(ids), self.table.batch_rows)):
             self.table.before_batch(low, n)
-            assert not self.closed.is_set(), "read after it was closed"
+            if self.closed.is_set():
+                raise SourceError("cancelled by request of the user", transient=True)
             some = ids[at : at + self.table.batch_rows]
             yield pa.RecordBatch.from_pydict({"id": some, "text": [f"row {i}" for i in some]}, schema=SCHEMA)
 

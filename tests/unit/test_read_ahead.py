@@ -119,6 +119,21 @@ class TestHandoff:
         assert not thread.is_alive()
         assert len(found) == 1, "to be closed is not the end"
 
+    def test_what_fails_because_it_was_closed_is_not_told_as_the_cause(self) -> None:
+        queue: Handoff[int] = Handoff(givers=1, most=1)
+        queue.close()
+        queue.end(RuntimeError("cancelled"))
+        with pytest.raises(SourceError, match="closed"):
+            list(queue.items())
+
+    def test_what_failed_before_it_was_closed_is(self) -> None:
+        queue: Handoff[int] = Handoff(givers=2, most=1)
+        queue.end(RuntimeError("cut"))
+        queue.close()
+        queue.end(RuntimeError("cancelled"))
+        with pytest.raises(RuntimeError, match="cut"):
+            list(queue.items())
+
     def test_what_nobody_took_is_told(self) -> None:
         queue: Handoff[int] = Handoff(givers=1, most=9)
         for n in range(3):
