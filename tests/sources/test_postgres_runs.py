@@ -73,10 +73,10 @@ def test_a_lost_holder_is_worth_another_run(shop: Postgres) -> None:
 
 def test_the_server_does_not_end_a_holder_for_waiting(shop: Postgres) -> None:
     name = shop.row("SELECT current_database()")[0]
-    shop.execute(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '50ms'")
+    shop.execute(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '2s'")
     try:
         with run(shop) as snapshot:
-            shop.row("SELECT pg_sleep(0.5)")
+            shop.row("SELECT pg_sleep(3)")
             assert_cut(read_in_ranges(snapshot, KEY, rows=8), rows=8, expected=ROWS)
     finally:
         shop.execute(f"ALTER DATABASE {name} RESET ALL")
