@@ -89,4 +89,5 @@ def small_disk(tmp_path):
     try:
         yield root
     finally:
-        subprocess.run(["umount", str(root)], check=True)
+        # Lazily: a failed test may still have a file open there.
+        subprocess.run(["umount", "--lazy", str(root)], check=True)
