@@ -26,13 +26,20 @@ _PLAIN_SCALARS = {
 
 
 def name_check(names: Sequence[str], *, subject: str) -> None:
-    """Refuse what would lose columns.
+    """Refuse what would lose columns, or readers would have to name.
 
     Raises:
-        ConfigError: there is no column, or a name is used twice.
+        ConfigError: there is no column, a name is used twice, or one is empty or no text that UTF-8 can hold.
     """
     if not names:
         msg = f"{subject}: expected at least one column, found none"
+        raise ConfigError(msg)
+    if "" in names:
+        msg = f"{subject}: expected a name for each column, found none for column {list(names).index('') + 1}; name it"
+        raise ConfigError(msg)
+    broken = [name for name in names if name.encode(errors="replace").decode() != name]
+    if broken:
+        msg = f"{subject}: expected names that UTF-8 can hold, found {', '.join(map(repr, broken))}; rename them"
         raise ConfigError(msg)
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:

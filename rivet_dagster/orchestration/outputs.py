@@ -15,7 +15,7 @@ from rivet_dagster.errors import ConfigError, RivetError
 from rivet_dagster.exports.modes import Full
 from rivet_dagster.exports.plan import PlannedExport, diagnose, reject
 from rivet_dagster.exports.spec import Export
-from rivet_dagster.layout import asset_prefix
+from rivet_dagster.layout import Prefix, asset_prefix
 from rivet_dagster.manifest import Column, Manifest
 from rivet_dagster.orchestration.announce import announce
 from rivet_dagster.orchestration.failures import left_behind, partitions_failure
@@ -68,6 +68,8 @@ class Outlet:
             settings = self.settings.over(context.definition_metadata)
             values = _by_partition(context, value, name)
             keys = len(values)
+            # Of all of them, before anything is written: a key that cannot be is no failure of one partition.
+            prefixes = {key: asset_prefix(context.asset_key.path, key) for key in values}
             destination = self.open_destination()
             uri = destination.uri(asset_prefix(context.asset_key.path, _only(values)).root)
             self._diagnose(context, name, uri, settings=settings, export=_export_of(value), facts=facts)
@@ -77,11 +79,18 @@ class Outlet:
         for key, one in values.items():
             try:
                 delivered[key] = _commit(
-                    context, one, name, key, destination=destination, settings=settings, facts=facts
+                    context,
+                    one,
+                    name,
+                    key,
+                    destination=destination,
+                    prefix=prefixes[key],
+                    settings=settings,
+                    facts=facts,
                 )
             except RivetError as e:
                 failed[key] = e
-                where = destination.uri(asset_prefix(context.asset_key.path, key).root)
+                where = destination.uri(prefixes[key].root)
                 left = left_behind(e, self.capabilities)
                 # Without the traceback: its texts are not yet free of secrets.
                 context.log.error("export '%s': failed at %s: %s", name, where, left)  # noqa: TRY400
@@ -163,6 +172,7 @@ def _commit(
     key: str | None,
     *,
     destination: Destination,
+    prefix: Prefix,
     settings: Settings,
     facts: RunFacts,
 ) -> _Delivery:
@@ -186,7 +196,7 @@ def _commit(
 
     receipt = commit_export(
         destination,
-        prefix=asset_prefix(context.asset_key.path, key),
+        prefix=prefix,
         attempt=Attempt(
             export_name=name,
             dagster_run_id=facts.run_id,

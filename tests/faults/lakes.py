@@ -90,6 +90,21 @@ class Lake:
             raise_on_error=False,
         )
 
+    def load(self, annotation: Any, *, key: Sequence[str] = ("orders",), **settings: Any) -> Any:
+        """What a downstream asset gets of an asset that has been materialized."""
+        given = []
+
+        def body(upstream: Any) -> None:
+            given.append(upstream)
+
+        body.__annotations__ = {"upstream": annotation}
+        upstream = dg.AssetKey([*key])
+        asset = dg.asset(name="downstream", ins={"upstream": dg.AssetIn(upstream)}, io_manager_key="memory")(body)
+        there = {"io_manager": self.io_manager(**settings), "memory": dg.mem_io_manager}
+        source = dg.AssetSpec(upstream).with_io_manager_key("io_manager")
+        dg.materialize([source, asset], selection=[asset], instance=self.instance, resources=there)
+        return given[0]
+
     @property
     def raw(self) -> dict[str, bytes]:
         """Everything that is there, by name."""
