@@ -137,6 +137,11 @@ _TABLE = (
         remedy="check the endpoint's host and port, its name service, and the way there",
     ),
     _Row(codes=(UNTRUSTED,), error=DestinationError, remedy="check the endpoint, and the CA bundle of this machine"),
+    _Row(
+        codes=(NOT_SENT,),
+        error=DestinationError,
+        remedy="correct the endpoint's URL (not a key or connection string) or the client's other settings",
+    ),
     _Row(codes=(BAD_CREDENTIALS,), error=DestinationError, remedy=_CREDENTIAL),
     _Row(
         # Absent objects are no error, and are taken care of before.

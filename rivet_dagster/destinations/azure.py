@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from rivet_dagster.contract import ABSENT, ANY, Checksum, Expect, ObjectMeta, StoredObject
 from rivet_dagster.destinations.answers import BAD_CREDENTIALS, OTHER_BYTES, Answer
-from rivet_dagster.destinations.network import no_answer, reasons
+from rivet_dagster.destinations.network import no_answer, reasons, shown_host
 from rivet_dagster.destinations.object_store import MIB, ObjectStoreDestination
 from rivet_dagster.destinations.receipts import Receipt
 
@@ -63,7 +63,7 @@ class AzureDestination(ObjectStoreDestination):
         super().__init__(
             container=container,
             prefix=prefix,
-            endpoint=client.primary_hostname.partition("/")[0],
+            endpoint=shown_host(f"//{client.primary_hostname}"),
             single_put_bytes=single_put_bytes,
             part_bytes=part_bytes,
             page_size=page_size,
@@ -196,6 +196,7 @@ class AzureDestination(ObjectStoreDestination):
 
     def _answer(self, error: Exception) -> Answer | None:
         from azure.core import exceptions as sdk  # noqa: PLC0415 - as above
+        from urllib3.exceptions import LocationParseError  # noqa: PLC0415 - as above
 
         # The SDK stumbles over some error bodies, after it has understood the status.
         said = next((r for r in reasons(error) if isinstance(r, sdk.HttpResponseError) and r.status_code), None)
@@ -206,7 +207,9 @@ class AzureDestination(ObjectStoreDestination):
             return Answer(code=OTHER_BYTES)
         if isinstance(error, sdk.ClientAuthenticationError):
             return Answer(code=BAD_CREDENTIALS, failure=type(error).__name__)
-        return no_answer(error) if isinstance(error, (sdk.AzureError, ConnectionError, TimeoutError)) else None
+        # The SDK lets the HTTP library's own word on an address through, which repeats it.
+        known = (sdk.AzureError, LocationParseError, ConnectionError, TimeoutError)
+        return no_answer(error) if isinstance(error, known) else None
 
 
 def _condition(expect: Expect) -> dict[str, Any]:

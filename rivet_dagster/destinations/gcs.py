@@ -8,11 +8,10 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
 from rivet_dagster.contract import ABSENT, ANY, Checksum, Expect, ObjectMeta, StoredObject
 from rivet_dagster.destinations.answers import BAD_CREDENTIALS, NO_REPLY, Answer
-from rivet_dagster.destinations.network import no_answer
+from rivet_dagster.destinations.network import no_answer, shown_host
 from rivet_dagster.destinations.object_store import MIB, ObjectStoreDestination
 from rivet_dagster.destinations.receipts import Receipt
 from rivet_dagster.errors import ConfigError
@@ -77,7 +76,7 @@ class GCSDestination(ObjectStoreDestination):
         super().__init__(
             container=bucket,
             prefix=prefix,
-            endpoint=urlsplit(client.api_endpoint).netloc.rpartition("@")[2],
+            endpoint=shown_host(client.api_endpoint),
             single_put_bytes=max(single_put_bytes, _MAX_SINGLE_PUT_BYTES),
             part_bytes=part_bytes,
             page_size=page_size,

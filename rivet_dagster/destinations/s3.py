@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
 from rivet_dagster.contract import ABSENT, ANY, Checksum, Expect, ObjectMeta, StoredObject
 from rivet_dagster.destinations.answers import Answer
+from rivet_dagster.destinations.network import shown_host
 from rivet_dagster.destinations.object_store import MIB, ObjectStoreDestination
 from rivet_dagster.destinations.receipts import Receipt
 from rivet_dagster.destinations.s3_multipart import MultipartUploads
@@ -75,7 +75,7 @@ class S3Destination(ObjectStoreDestination):
         super().__init__(
             container=bucket,
             prefix=prefix,
-            endpoint=urlsplit(client.meta.endpoint_url).netloc.rpartition("@")[2],
+            endpoint=shown_host(client.meta.endpoint_url),
             single_put_bytes=single_put_bytes,
             part_bytes=part_bytes,
             page_size=page_size,

@@ -25,6 +25,8 @@ __all__ = [
 ]
 
 _MASKS = (
+    # Where a URL was expected there may have been a key or a connection string; a host with dots is none.
+    (re.compile(r"(?i)\b(invalid (?:endpoint|url)\s*:\s*)(?!https?://(?:$|localhost|[\w-]+\.[\w.-]+))\S.*"), r"\1***"),
     (re.compile(r"(?<=://)[^\s/@]*@"), "***@"),
     (re.compile(r"\?[^\s?'\"]*=[^\s'\"]*"), "?***"),
     (re.compile(r"(?i)\b((?:account_?key|secret\w*|password|token|sig|signature|sas)\s*[=:]\s*)[^\s;&'\"]+"), r"\1***"),

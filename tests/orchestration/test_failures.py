@@ -327,6 +327,9 @@ def test_a_source_that_is_none_is_named(instance, lake, orders):
         ("cannot reach https://me:pw@host/x", "cannot reach https://***@host/x"),
         ("AccountKey=abc==;EndpointSuffix=x", "AccountKey=***;EndpointSuffix=x"),
         ("Your default credentials were not found.", "Your default credentials were not found."),
+        ("Invalid endpoint: bXkgb3duIGtleQ==", "Invalid endpoint: ***"),
+        ("Invalid endpoint: http://bXkgb3duIGtleQ/", "Invalid endpoint: ***"),
+        ("Invalid URL: https://", "Invalid URL: https://"),
         ("Is it there? Yes.", "Is it there? Yes."),
     ],
 )
