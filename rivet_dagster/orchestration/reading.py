@@ -76,10 +76,12 @@ def _dataset(delivered: Delivered) -> ds.Dataset:
     csv = delivered.manifest.format == "csv"
     if not parts:
         return ds.dataset(_schema(delivered, csv=csv).empty_table())
-    files = pafs.PyFileSystem(_Files(delivered.destination, parts))
+    # Arrow knows a codec by the end of a name, and this one under its own name only.
+    shown = {f"{key}d" if key.endswith(".zst") else key: key for key in parts}
+    files = pafs.PyFileSystem(_Files(delivered.destination, parts, shown))
     layout = _csv(_schema(delivered, csv=True)) if csv else ds.ParquetFileFormat()
     schema = _schema(delivered, csv=True) if csv else None
-    return ds.dataset(list(parts), schema=schema, format=layout, filesystem=files)
+    return ds.dataset(list(shown), schema=schema, format=layout, filesystem=files)
 
 
 def _schema(delivered: Delivered, *, csv: bool) -> pa.Schema:
@@ -165,10 +167,11 @@ class _PartFile(io.RawIOBase):
 
 
 class _Files(pafs.FileSystemHandler):  # type: ignore[misc] # pyarrow has no types
-    """The parts of one delivery as a read-only file system; other keys do not exist in it."""
+    """The parts of one delivery, under the names they are shown by, as a read-only file system with nothing else."""
 
-    def __init__(self, destination: ObjectDestination, parts: Mapping[str, Part]) -> None:
-        self._destination, self._parts = destination, parts
+    def __init__(self, destination: ObjectDestination, parts: Mapping[str, Part], shown: Mapping[str, str]) -> None:
+        self._destination = destination
+        self._parts = {name: (key, parts[key]) for name, key in shown.items()}
 
     def get_type_name(self) -> str:
         return f"rivet-{self._destination.kind}"
@@ -180,15 +183,14 @@ class _Files(pafs.FileSystemHandler):  # type: ignore[misc] # pyarrow has no typ
         return [self._info(p) for p in paths]
 
     def _info(self, path: str) -> pafs.FileInfo:
-        part = self._parts.get(path)
-        if part is None:
+        if path not in self._parts:
             return pafs.FileInfo(path, pafs.FileType.NotFound)
-        return pafs.FileInfo(path, pafs.FileType.File, size=part.size_bytes)
+        return pafs.FileInfo(path, pafs.FileType.File, size=self._parts[path][1].size_bytes)
 
     def open_input_file(self, path: str) -> pa.PythonFile:
         if path not in self._parts:
             raise FileNotFoundError(path)
-        return pa.PythonFile(_PartFile(self._destination, path, self._parts[path]), mode="r")
+        return pa.PythonFile(_PartFile(self._destination, *self._parts[path]), mode="r")
 
     def open_input_stream(self, path: str) -> pa.PythonFile:
         return self.open_input_file(path)
