@@ -209,8 +209,8 @@ def test_a_commit_conflict_names_the_winner_and_may_be_retried(instance, lake, s
     def race(operation, key):
         if operation == "write" and is_head(key) and not raced:
             raced.append(key)
-            context = dg.build_output_context(asset_key=dg.AssetKey("orders"))
-            other.handle_output(context, pd.DataFrame({"id": [1]}))
+            with dg.build_output_context(asset_key=dg.AssetKey("orders")) as context:
+                other.handle_output(context, pd.DataFrame({"id": [1]}))
 
     class Raced(rd.LocalIOManager):
         def open_destination(self, clients):

@@ -328,8 +328,11 @@ def test_one_partition_reads_only_itself(instance, lake):
 
 
 def _commit(io_manager, frame):
-    io_manager.handle_output(dg.build_output_context(asset_key=dg.AssetKey("orders")), frame)
+    # Closed at once: Dagster's own storage behind it minds being closed by the garbage collector.
+    with dg.build_output_context(asset_key=dg.AssetKey("orders")) as context:
+        io_manager.handle_output(context, frame)
 
 
 def _read(io_manager):
-    return io_manager.load_input(dg.build_input_context(asset_key=dg.AssetKey("orders")))
+    with dg.build_input_context(asset_key=dg.AssetKey("orders")) as context:
+        return io_manager.load_input(context)

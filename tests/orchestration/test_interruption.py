@@ -80,8 +80,8 @@ def started(tmp_path, home):
     code.write_text(CODE)
     os.mkfifo(tmp_path / "half_way")
     os.mkfifo(tmp_path / "never")
-    context = dg.build_output_context(asset_key=dg.AssetKey("orders"))
-    rd.LocalIOManager(path=str(tmp_path / "lake")).handle_output(context, pd.DataFrame({"id": [1, 2, 3]}))
+    with dg.build_output_context(asset_key=dg.AssetKey("orders")) as context:
+        rd.LocalIOManager(path=str(tmp_path / "lake")).handle_output(context, pd.DataFrame({"id": [1, 2, 3]}))
 
     def start(do: Callable[[int, subprocess.Popen[bytes]], None], **environment: str) -> list[str]:
         named = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
