@@ -124,7 +124,8 @@ def table_of(body: bytes) -> pa.Table:
     """A part as another program reads it."""
     if body.startswith(b"PAR1"):
         return pq.read_table(io.BytesIO(body))
-    return pacsv.read_csv(io.BytesIO(body))
+    null = pacsv.ConvertOptions(null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False)
+    return pacsv.read_csv(io.BytesIO(body), convert_options=null)
 
 
 def object_of(request: Request) -> str:
