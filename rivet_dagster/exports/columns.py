@@ -52,8 +52,11 @@ def type_check(schema: pa.Schema, *, format: Parquet | Csv, subject: str) -> Non
     """Refuse, before the first row, columns that the format cannot hold, and a format that cannot be.
 
     Raises:
+        ConfigError: a struct has two fields of one name.
         PlanRejected: with one diagnostic for each finding.
     """
+    for field in schema:
+        _field_check(field, where=f"{subject}: column {field.name!r}")
     csv = isinstance(format, Csv)
     remedy = f'read it as text (columns={{"…": cast("text")}}) or convert it{"; or use Parquet" if csv else ""}'
     holds = writable_as_text if csv else _writable_as_parquet
@@ -121,6 +124,14 @@ def _conformed(batch: pa.RecordBatch, schema: pa.Schema, subject: str) -> pa.Rec
             raise ContractError(msg)
         arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _field_check(field: pa.Field, *, where: str) -> None:
+    inner = [field.type.field(i) for i in range(field.type.num_fields)]
+    if inner and pt.is_struct(field.type):
+        name_check([f.name for f in inner], subject=where)
+    for f in inner:
+        _field_check(f, where=where)
 
 
 def _same_values(array: pa.Array, field: pa.Field, subject: str) -> pa.Array:

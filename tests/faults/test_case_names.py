@@ -56,6 +56,17 @@ def test_a_column_that_would_be_lost_is_refused_by_its_name(shelf, kind, names):
     assert shelf.raw == before
 
 
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_field_within_a_column_that_would_be_lost_is_refused_by_its_name(shelf, deep):
+    twins = pa.StructArray.from_arrays([pa.array([1, 2]), pa.array([3, 4])], names=["x", "x"])
+    column = pa.ListArray.from_arrays([0, 1, 2], twins) if deep else twins
+    done = shelf.export(pa.table({"id": [1, 2], "twins": column}))
+    assert not done.success
+    assert "column 'twins'" in said(done)
+    assert "'x'" in said(done)
+    assert shelf.raw == {}
+
+
 @pytest.fixture(params=["sqlite", "duckdb", "postgresql"])
 def database(request, servers, tmp_path):
     """Each database, empty, as a resource."""
