@@ -4,6 +4,7 @@ import hashlib
 import json
 import multiprocessing
 import re
+import threading
 import time
 
 import dagster as dg
@@ -14,6 +15,7 @@ import rivet_dagster as rd
 from rivet_dagster.errors import NoAnswer
 from tests.faults.kit import FaultyStore, Trouble, is_head, is_marker, is_part, is_side
 from tests.faults.lakes import Lake, materialized, said, table_of
+from tests.harnesses import S3Harness
 
 OLD = pa.table({"id": [1, 2, 3]})
 NEW = pa.table({"id": range(100), "name": [hashlib.sha256(b"%d" % n).hexdigest() for n in range(100)]})
@@ -183,14 +185,55 @@ def test_two_processes_that_export_one_asset_at_once_never_mix_their_rows(shelf)
     said_of = [outcomes.get(timeout=120) for _ in range(6)]
     for worker in workers:
         worker.join()
+    _never_mixed(shelf, said_of)
+
+
+def _never_mixed(lake, said_of):
     assert all(recorded == (1 if success else 0) for _, _, success, recorded, _ in said_of)
     assert all("CommitConflict" in text for _, _, success, _, text in said_of if not success)
     committed = {(name, number) for name, number, success, _, _ in said_of if success}
-    rows = shelf.rows()
+    rows = lake.rows()
     assert {(r["writer"], r["number"]) for r in rows} <= committed
     assert len({(r["writer"], r["number"]) for r in rows}) == 1
     assert [r["row"] for r in rows] == [*range(100)]
-    head = json.loads(shelf.raw["orders/manifest.json"])
+    head = json.loads(lake.raw["orders/manifest.json"])
     assert head["sequence"] == len(committed), "every run that was told so is in the history"
-    assert shelf.export(OLD, **SHAPE).success
-    assert shelf.rows() == OLD.to_pylist()
+    assert lake.export(OLD, **SHAPE).success
+    assert lake.rows() == OLD.to_pylist()
+
+
+def test_two_runs_that_export_one_asset_at_once_never_mix_their_rows_in_the_clouds(cloud):
+    barrier, said_of = threading.Barrier(2, timeout=60), []
+
+    def work(writer):
+        with dg.DagsterInstance.ephemeral() as instance:
+            lake = Lake(cloud.harness, instance, cloud.monkeypatch)
+            for number in range(2):
+                barrier.wait()
+                done = lake.export(lambda n=number: rd.Batches(rows_of(writer, n)), **SHAPE)
+                said_of.append((writer, number, done.success, materialized(done), said(done)))
+
+    workers = [threading.Thread(target=work, args=(name,)) for name in "ab"]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(said_of) == 4
+    _never_mixed(cloud, said_of)
+
+
+def test_an_upload_that_a_dead_run_left_open_is_discarded_by_the_next_and_no_other_is(cloud):
+    if not isinstance(cloud.harness, S3Harness):
+        pytest.skip("the others drop it themselves")
+    dead = cloud.export(NEW, io_manager=dying(cloud, [dies("dead-after", is_part)], []))
+    assert not dead.success
+    (record,) = [name for name in cloud.raw if is_side(name)]
+    token = json.loads(cloud.raw[record])["run_id"]
+    theirs = [f"orders/data/part-{token}-00009.csv"]
+    others = ["orders/data/mine.csv", "orders2/data/part-x-00001.csv", f"orders/data/part-{token}1-00001.csv"]
+    client = cloud.harness.server.client()
+    for name in theirs + others:
+        client.create_multipart_upload(Bucket=cloud.harness.bucket, Key=f"{cloud.harness.directory}{name}")
+    client.close()
+    assert cloud.export(NEW, **SHAPE).success
+    assert sorted(cloud.harness.open_uploads()) == sorted(f"{cloud.harness.directory}{name}" for name in others)
