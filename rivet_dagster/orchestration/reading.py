@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -45,7 +46,10 @@ def dataset_of(deliveries: Sequence[Delivered]) -> ds.Dataset:
         ReadError: a part is not as its manifest says, or columns cannot be read back.
     """
     found = [_dataset(d) for d in deliveries]
-    return found[0] if len(found) == 1 else ds.dataset(found)
+    if len(found) == 1:
+        return found[0]
+    with _of_one_schema(deliveries):
+        return ds.dataset(found)
 
 
 def table_of(deliveries: Sequence[Delivered]) -> pa.Table:
@@ -55,7 +59,22 @@ def table_of(deliveries: Sequence[Delivered]) -> pa.Table:
         ReadError: a part is not as its manifest says, or columns cannot be read back.
         DestinationError: the store failed.
     """
-    return pa.concat_tables([_table(d) for d in deliveries], promote_options="default")
+    tables = [_table(d) for d in deliveries]
+    with _of_one_schema(deliveries):
+        return pa.concat_tables(tables, promote_options="default")
+
+
+@contextmanager
+def _of_one_schema(deliveries: Sequence[Delivered]) -> Iterator[None]:
+    try:
+        yield
+    except pa.ArrowException as e:
+        places = f"{deliveries[0].manifest.destination_uri} … {deliveries[-1].manifest.destination_uri}"
+        msg = (
+            f"{places}: expected one type for each column in all of them, found others ({e}); "
+            "export them alike, or read each on its own with the annotation dict[str, …]"
+        )
+        raise ReadError(msg) from e
 
 
 def _table(delivered: Delivered) -> pa.Table:

@@ -79,6 +79,41 @@ def test_a_delivery_without_rows_is_read_back_with_its_columns(shelf, fmt, annot
         assert table.num_rows == 0
 
 
+@pytest.mark.parametrize("dtype", [object, float])
+@pytest.mark.parametrize("fmt", ["parquet", "csv"])
+def test_an_empty_frame_among_partitions_is_read_with_them_or_named(shelf, fmt, dtype):
+    """pandas gives columns without values a type of its own: none at all is anybody's, a number is not."""
+    days = dg.StaticPartitionsDefinition(["a", "b"])
+    there = {"io_manager": shelf.io_manager(format=fmt), "memory": dg.mem_io_manager}
+    given = []
+
+    @dg.asset(partitions_def=days)
+    def orders(context: dg.AssetExecutionContext):
+        empty = pd.DataFrame({"id": [], "name": []}, dtype=dtype)
+        return FULL.to_pandas() if context.partition_key == "a" else empty
+
+    @dg.asset(io_manager_key="memory")
+    def downstream(orders: pa.Table):
+        given.append(orders.to_pylist())
+
+    for key in ("a", "b"):
+        assert dg.materialize([orders], instance=shelf.instance, resources=there, partition_key=key).success
+    done = dg.materialize(
+        [orders, downstream],
+        selection=[downstream],
+        instance=shelf.instance,
+        resources=there,
+        raise_on_error=False,
+    )
+    if dtype is object:
+        assert done.success, said(done)
+        assert given == [FULL.to_pylist()]
+    else:
+        assert "ReadError" in said(done)
+        assert "id has incompatible types: int64 vs double" in said(done)
+        assert "dict[str" in said(done)
+
+
 def test_what_has_neither_rows_nor_columns_is_refused(shelf):
     assert shelf.export(FULL).success
     before = shelf.raw
