@@ -18,10 +18,12 @@ import pytest
 
 import rivet_dagster as rd
 from tests.faults.kit import litter, read_as_a_reader
-from tests.harnesses import AzureHarness, GCSHarness, LocalHarness, S3Harness
+from tests.harnesses import HARNESS_PARAMS, AzureHarness, GCSHarness, LocalHarness, S3Harness
 from tests.servers.messages import Request
 
 MIB = 1 << 20
+# For `pytest.mark.parametrize(…, indirect=True)`: where what is tried is the same for all clouds, or S3's alone.
+S3_ALONE = [p for p in HARNESS_PARAMS if p.id == "s3-2"]
 NO_WAIT = dg.RetryPolicy(max_retries=1)
 
 
@@ -166,4 +168,4 @@ def uploads_in_pieces(monkeypatch: pytest.MonkeyPatch):
         yield
 
 
-__all__ = ["MIB", "NO_WAIT", "Lake", "materialized", "object_of", "said", "table_of", "uploads_in_pieces"]
+__all__ = ["MIB", "NO_WAIT", "S3_ALONE", "Lake", "materialized", "object_of", "said", "table_of", "uploads_in_pieces"]
