@@ -26,6 +26,10 @@ def test_no_spelling_of_a_password_survives(password: str, scheme: str) -> None:
     assert password not in repr(url) or password in repr(parse_url("postgresql://host/shop"))
 
 
+def test_a_mask_is_not_masked_again() -> None:
+    assert parse_url("postgresql://user:*@host/shop").redact("*, %2A") == "***, ***"
+
+
 @given(PASSWORDS)
 def test_a_password_among_the_parameters_is_a_secret_too(password: str) -> None:
     url = parse_url(f"postgresql://host/shop?user=me&password={quote(password, safe='')}&sslmode=prefer")
