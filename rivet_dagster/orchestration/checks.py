@@ -136,7 +136,7 @@ def _check(
             destination, prefix, run_id=recorded.get("rivet/run_id"), checksum=recorded.get("rivet/checksum")
         )
     except RivetError as e:
-        failure = as_dagster_failure(e, capabilities=io_manager.capabilities, uri=uri)
+        failure = as_dagster_failure(e, capabilities=None, uri=uri)
         raise failure from failure.__cause__
     if verdict.superseded:
         context.log.warning("%s: %s", uri, "; ".join(verdict.notes))
