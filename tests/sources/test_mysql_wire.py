@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rivet_dagster.sources.mysql_wire import Block, Fields, WireError, decode, rows_of
@@ -44,7 +44,6 @@ def read(data: bytes, *, first: int = 5, step: int = 2**20, rows: int = 10, size
     return list(rows_of(reader(data, step), sequence=first, most_rows=rows, enough_bytes=size))
 
 
-@settings(deadline=None)
 @given(ROWS, st.integers(1, 700), st.integers(0, 255), st.integers(1, 20), st.integers(1, 2000))
 def test_rows_are_the_same_however_the_bytes_come(
     rows: list[tuple[int | None, bytes | None]], step: int, first: int, most: int, enough: int
@@ -62,7 +61,6 @@ def test_rows_are_the_same_however_the_bytes_come(
     assert found == rows
 
 
-@settings(deadline=None)
 @given(ROWS, st.data())
 def test_bytes_that_stop_anywhere_are_never_the_end(
     rows: list[tuple[int | None, bytes | None]], data: st.DataObject
@@ -72,7 +70,6 @@ def test_bytes_that_stop_anywhere_are_never_the_end(
         read(whole[: data.draw(st.integers(0, len(whole) - 1))], size=10**9, rows=10**9)
 
 
-@settings(deadline=None)
 @given(ROWS.filter(bool), st.data())
 def test_a_byte_too_many_or_too_few_in_a_row_is_noticed(
     rows: list[tuple[int | None, bytes | None]], data: st.DataObject

@@ -116,7 +116,7 @@ def test_boundaries_are_every_nth_key(database: Database, kind: str) -> None:
     database.execute(f"CREATE TABLE t (k {kind} NOT NULL PRIMARY KEY)")
     many = 6 if database.kind == "postgresql" else 20
 
-    @settings(max_examples=many, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=many, suppress_health_check=[HealthCheck.too_slow])
     @given(values=st.sets(SCALARS[kind], min_size=1, max_size=12), rows=st.integers(1, 4))
     def holds(values: set[Any], rows: int) -> None:
         database.execute("DELETE FROM t", f"INSERT INTO t VALUES {', '.join(f'({sql(value)})' for value in values)}")

@@ -47,7 +47,7 @@ def no_worker_is_left() -> bool:
     return not [t.name for t in threading.enumerate() if t.name.startswith(("range-reader", "read-ahead"))]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     ids=st.sets(st.integers(-(2**63), 2**63 - 1), max_size=60),
     rows=st.integers(1, 25),
@@ -354,7 +354,7 @@ class TestFailures:
 
 
 class TestClosing:
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(after=st.integers(0, 12), parallel=st.integers(1, 4), from_another=st.booleans())
     def test_at_any_time_frees_everything(self, after: int, parallel: int, from_another: bool) -> None:
         table, shelf = Table(range(10_000), batch_rows=3), Shelf()

@@ -187,7 +187,7 @@ DUCKDB = {
 
 class TestRoundTrip:
     @given(tables(SCALARS))
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     def test_every_value_comes_back_by_the_letter_of_the_rfc(self, table: pa.Table) -> None:
         header, *records = fields(written(table).decode())
         assert header == table.column_names
@@ -202,7 +202,7 @@ class TestRoundTrip:
                 assert same(found, value), (kind, found, value)
 
     @given(tables({k: v for k, v in SCALARS.items() if k in DUCKDB}))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_duckdb_reads_it_back_equal(self, tmp_path_factory: pytest.TempPathFactory, table: pa.Table) -> None:
         at = tmp_path_factory.mktemp("csv") / "a.csv"
         # Two columns at least, so that DuckDB does not guess about empty lines.
@@ -218,7 +218,7 @@ class TestRoundTrip:
             assert all(same(a, b) for a, b in zip(record, expected, strict=True)), (record, expected)
 
     @given(tables({pa.string(): SCALARS[pa.string()]}))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_pythons_csv_module_reads_the_same_text(self, table: pa.Table) -> None:
         found = list(csv.reader(io.StringIO(written(table).decode(), newline=""), strict=True))
         expected = [table.column_names, *([v or "" for v in row.values()] for row in table.to_pylist())]
@@ -297,7 +297,7 @@ class TestIsoText:
         st.lists(st.none() | st.integers(-(2**62), 2**62) | st.integers(-(10**12), 10**12), max_size=20),
         st.integers(0, 3),
     )
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     def test_it_says_what_arrow_says(self, unit: str, zone: str | None, ticks: list[int | None], start: int) -> None:
         # What fits the years of Arrow's own cast.
         top = 10**11 * 1000 ** ["s", "ms", "us", "ns"].index(unit)

@@ -29,7 +29,7 @@ def encodings(table: pa.Table, fmt: Parquet | None = None) -> dict[str, set[str]
 class TestContent:
     # Planning turns whole seconds, which Parquet has not, into milliseconds.
     @given(tables({k: v for k, v in (SCALARS | NESTED).items() if plain_type(k) == k}))
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     def test_every_value_and_type_comes_back(self, table: pa.Table) -> None:
         found = read_back(encoded(table, Parquet(row_group_rows=9)))
         assert found.schema == table.schema

@@ -43,7 +43,7 @@ def numbered(rows: int, *, width: int = 20) -> pa.Table:
 
 class TestSameRowsSameBytes:
     @given(st.data(), st.sampled_from(FORMATS), st.sampled_from([None, 300, 3000]))
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     def test_however_the_batches_arrive(self, data: Any, fmt: Any, limit: int | None) -> None:
         table = data.draw(tables(SCALARS | NESTED if isinstance(fmt, Parquet) else SCALARS))
         whole = encoded(table, fmt, max_file_size=limit)
@@ -78,7 +78,7 @@ class TestSameRowsSameBytes:
 
 class TestRowGroups:
     @given(st.data(), st.integers(1, 400), st.integers(1, 20))
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     def test_each_ends_with_the_first_row_that_fills_it(self, data: Any, group_bytes: int, group_rows: int) -> None:
         table = data.draw(tables(SCALARS | NESTED))
         batches = data.draw(arrivals(table))

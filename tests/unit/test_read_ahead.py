@@ -22,7 +22,7 @@ from tests.unit.splittable import Table
 
 
 class TestHandoff:
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(
         weights=st.lists(st.lists(st.integers(1, 9), max_size=25), min_size=1, max_size=4),
         most=st.integers(1, 12),
@@ -66,7 +66,7 @@ class TestHandoff:
         assert list(items) == []
         thread.join(60)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(after=st.integers(0, 10), how=st.sampled_from(["close", "error", "taker"]), givers=st.integers(1, 4))
     def test_nobody_waits_for_ever(self, after: int, how: str, givers: int) -> None:
         """Givers that are stopped in the middle, by each way to stop them."""
@@ -269,7 +269,7 @@ class TestAWholeTable:
         assert "closed" in str(found[0])
         assert (len(table.opened), table.still_open) == (1, 0)
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(taken=st.integers(0, 5), closes=st.integers(1, 3))
     def test_it_may_be_closed_at_any_time(self, taken: int, closes: int) -> None:
         table, shelf = Table(range(5_000), batch_rows=20), Shelf()
