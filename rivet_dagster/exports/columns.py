@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from rivet_dagster.errors import ConfigError, ContractError
+from rivet_dagster.exports.buffers import valid_of, values_of
 from rivet_dagster.exports.csv import writable_as_text
 from rivet_dagster.exports.formats import Csv, Parquet
 from rivet_dagster.exports.plan import Diagnostic, Level, format_findings, reject
 
-__all__ = ["conform", "name_check", "plain_schema", "plain_type", "type_check"]
+__all__ = ["as_plain", "conform", "name_check", "plain_schema", "plain_type", "type_check"]
 
 _PLAIN_SCALARS = {
     pa.string_view(): pa.string(),
@@ -94,9 +97,16 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         # What Parquet calls it, so that a reader finds the type by the very name that was said.
         element = pa.field("element", plain_type(kind.value_type), nullable=kind.value_field.nullable)
         return _plain_list(kind, element)
-    if pt.is_timestamp(kind) and kind.unit == "s":
-        return pa.timestamp("ms", kind.tz)
-    return _PLAIN_SCALARS.get(kind, kind)
+    return _plain_scalar(kind)
+
+
+def as_plain(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """The same values as they are written; `wanted` is what `plain_type` says of the array's type.
+
+    Raises:
+        pa.ArrowException: a value is none of the plain type, or Arrow cannot convert how it is stored.
+    """
+    return _decoded(array).cast(wanted)
 
 
 def conform(batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, subject: str) -> Iterable[pa.RecordBatch]:
@@ -136,11 +146,54 @@ def _field_check(field: pa.Field, *, where: str) -> None:
 
 def _same_values(array: pa.Array, field: pa.Field, subject: str) -> pa.Array:
     try:
-        decoded = pc.run_end_decode(array) if pt.is_run_end_encoded(array.type) else array
-        return decoded.cast(field.type)
+        return as_plain(array, field.type)
     except pa.ArrowException as e:
         msg = f"{subject}: column {field.name!r}: a value of {array.type} is none of {field.type} ({e})"
         raise ContractError(msg) from e
+
+
+def _decoded(array: Any) -> pa.Array:
+    kind = array.type
+    if pt.is_run_end_encoded(kind):
+        return _decoded(pc.run_end_decode(array))
+    if pt.is_dictionary(kind):
+        return _decoded(array.dictionary_decode())
+    if pt.is_list_view(kind) or pt.is_large_list_view(kind):
+        return _lists_of(array)
+    if _has_views(kind):
+        msg = f"Arrow converts no lists within {kind} that are views of others; convert them to lists before"
+        raise pa.ArrowInvalid(msg)
+    return array
+
+
+def _lists_of(views: Any) -> pa.Array:
+    # Not by Arrow's cast, which takes the views for lists that lie one after the other.
+    large = pt.is_large_list_view(views.type)
+    valid = valid_of(views)
+    sizes = np.where(valid, values_of(views.sizes, np.int64 if large else np.int32), 0)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+    if not large and offsets[-1] > np.iinfo(np.int32).max:
+        msg = f"{views.type} holds {offsets[-1]} elements in one batch, more than a list can; make batches shorter"
+        raise pa.ArrowInvalid(msg)
+    values = _decoded(views.flatten())
+    field = views.type.value_field.with_type(values.type)
+    kind = pa.large_list(field) if large else pa.list_(field)
+    validity = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    starts = pa.py_buffer(offsets if large else offsets.astype(np.int32))
+    return pa.Array.from_buffers(kind, len(views), [validity, starts], children=[values])
+
+
+def _has_views(kind: pa.DataType) -> bool:
+    views = pt.is_list_view(kind) or pt.is_large_list_view(kind)
+    return views or any(_has_views(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _plain_scalar(kind: pa.DataType) -> pa.DataType:
+    if pt.is_decimal32(kind) or pt.is_decimal64(kind):
+        return pa.decimal128(kind.precision, kind.scale)
+    if pt.is_timestamp(kind) and kind.unit == "s":
+        return pa.timestamp("ms", kind.tz)
+    return _PLAIN_SCALARS.get(kind, kind)
 
 
 def _plain_list(kind: pa.DataType, element: pa.Field) -> pa.DataType:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from rivet_dagster.errors import ConfigError, ContractError
-from rivet_dagster.exports.columns import name_check, plain_schema, plain_type
+from rivet_dagster.exports.columns import as_plain, name_check, plain_schema, plain_type
 from rivet_dagster.exports.spec import Batches
 
 __all__ = ["Rows", "rows_of"]
@@ -127,8 +127,11 @@ def _as_type(column: pa.ChunkedArray, wanted: pa.Field, subject: str) -> pa.Chun
     if column.null_count == len(column):
         return pa.chunked_array([pa.nulls(len(column), wanted.type)])
     why = ""
-    if plain_type(column.type) == wanted.type or _widens(column.type, wanted.type):
+    same = plain_type(column.type) == wanted.type
+    if same or _widens(column.type, wanted.type):
         try:
+            if same:
+                return pa.chunked_array([as_plain(chunk, wanted.type) for chunk in column.chunks], wanted.type)
             if pt.is_integer(column.type) and pt.is_decimal(wanted.type):
                 # Wide enough for every integer; what is too wide for the column is found by the second cast.
                 column = column.cast(pa.decimal256(76, max(wanted.type.scale, 0)))
