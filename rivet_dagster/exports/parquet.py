@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,8 +31,12 @@ class ParquetEncoding:
         """Choose between dictionary, delta and plain for each leaf column."""
         dictionary: list[str] = []
         delta: dict[str, str] = {}
-        for name, column in zip(first.column_names, first.slice(0, _SAMPLE_ROWS).columns, strict=True):
-            for path, leaf in _leaves(name, column.combine_chunks()):
+        sample = zip(first.column_names, first.slice(0, _SAMPLE_ROWS).columns, strict=True)
+        leaves = [found for name, column in sample for found in _leaves(name, column.combine_chunks())]
+        named = Counter(path for path, _ in leaves)
+        for path, leaf in leaves:
+            # A column `a.b` and the field `b` of a column `a` have one name here: neither can be chosen for.
+            if named[path] == 1:
                 if _repeats(leaf):
                     dictionary.append(path)
                 elif _counts(leaf.type):

@@ -169,6 +169,11 @@ class TestEncoding:
         assert found["a.b"] == {"DELTA_BINARY_PACKED"}
         assert "RLE_DICTIONARY" in found["c.d"]
 
+    def test_a_column_named_like_a_field_of_another_is_encoded_by_its_own_type(self) -> None:
+        table = pa.table({"a.b": range(N), "a": pa.array([{"b": f"{i}"} for i in range(N)])})
+        (part,) = encoded(table, Parquet())
+        assert parquet(part).read().equals(table)
+
     def test_all_parts_are_encoded_alike(self) -> None:
         """By the first row group: the choice is the export's, not each part's."""
         table = pa.table({"t": ["few"] * N + [f"{i}" for i in range(N)]})
