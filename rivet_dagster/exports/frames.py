@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -70,10 +72,16 @@ def _with_index(frame: pd.DataFrame, subject: str) -> pd.DataFrame:
 
 
 def _array(series: pd.Series[Any], where: str) -> pa.Array | pa.ChunkedArray:
+    if isinstance(series.dtype, pd.SparseDtype):
+        series = series.astype(series.dtype.subtype)
+    objects: list[Any] = []
     if series.dtype == object:
-        _one_type(series[series.notna()], where)
+        objects = [*series[series.notna()]]
+    elif isinstance(series.dtype, pd.CategoricalDtype) and series.dtype.categories.dtype == object:
+        objects = [*series.dtype.categories]
+    _one_type(objects, where)
     try:
-        array = pa.array(series, from_pandas=True)
+        array = _exact(pa.array(series, from_pandas=True), series, objects)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as e:
         msg = (
             f'{where}: its values do not fit one Arrow type ({e}); convert the column first, e.g. with astype("string")'
@@ -85,8 +93,19 @@ def _array(series: pd.Series[Any], where: str) -> pa.Array | pa.ChunkedArray:
     return array
 
 
-def _one_type(values: Iterable[Any], where: str) -> None:
-    """Refuse what pyarrow would merge: a datetime among dates loses its time, an aware one its zone."""
+def _exact(array: pa.Array | pa.ChunkedArray, series: pd.Series[Any], objects: Sequence[Any]) -> Any:
+    """The same, with the nanoseconds that pyarrow leaves out of objects unless it is told the unit."""
+    kind = array.type
+    if not _have_nanoseconds(objects):
+        return array
+    if pa.types.is_dictionary(kind):
+        kind, series = kind.value_type, series.astype(object)
+    unit = pa.timestamp("ns", kind.tz) if pa.types.is_timestamp(kind) else pa.duration("ns")
+    return pa.array(series, unit, from_pandas=True)
+
+
+def _one_type(values: Sequence[Any], where: str) -> None:
+    """Refuse what pyarrow would merge or cut: a datetime among dates loses its time, an aware one its zone."""
     families = frozenset(_family(kind) for kind in {type(v) for v in values})
     if len(families) > 1 and families not in _MIXES:
         msg = f"{where}: expected values of one type, found {', '.join(sorted(families))}; convert the column first"
@@ -96,6 +115,40 @@ def _one_type(values: Iterable[Any], where: str) -> None:
             f"{where}: expected times either all with or all without a time zone, found both; convert the column first"
         )
         raise ContractError(msg)
+    if families == {"time"} and any(v.tzinfo is not None for v in values):
+        msg = f"{where}: expected times of day without a time zone, found one with; convert the column first"
+        raise ContractError(msg)
+    for name, inner in _within(families, values).items():
+        within = f"{where}, within {name}"
+        _one_type(inner, within)
+        if _have_nanoseconds(inner):
+            msg = f"{within}: expected no more than microseconds, found nanoseconds; round them, or take them apart"
+            raise ContractError(msg)
+
+
+def _within(families: frozenset[str], values: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
+    """What lists and dicts hold; an array of numpy has one type by itself."""
+    found: dict[str, list[Any]] = defaultdict(list)
+    if families == {"list"}:
+        for value in values:
+            if not isinstance(value, np.ndarray) or value.dtype == object:
+                found["its lists"] += filter(_is_there, value)
+    if families == {"dict"}:
+        for value in values:
+            for key, inner in value.items():
+                if _is_there(inner):
+                    found[repr(key)].append(inner)
+    return found
+
+
+def _is_there(value: Any) -> bool:
+    return not (value is None or value is pd.NA or value is pd.NaT or (isinstance(value, float) and isnan(value)))
+
+
+def _have_nanoseconds(values: Sequence[Any]) -> bool:
+    """Whether one has a part below the microsecond; only pandas' own kinds have."""
+    kinds = {type(v) for v in values} & {pd.Timestamp, pd.Timedelta}
+    return bool(kinds) and any(getattr(v, "nanosecond", 0) or getattr(v, "nanoseconds", 0) for v in values)
 
 
 def _family(kind: type) -> str:

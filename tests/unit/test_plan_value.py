@@ -299,6 +299,12 @@ class TestDataFrames:
             ([2**53 + 1, 0.5], "9007199254740993"),
             ([2**64 - 1, -1], "too large|too big|int"),
             ([object(), None], "object"),
+            ([dt.time(9, tzinfo=dt.timezone.utc)], "time zone"),
+            ([[dt.date(2024, 1, 1)], [dt.datetime(2024, 1, 1, 9)]], "within its lists.*date, datetime"),
+            ([[True, 1.5]], "within its lists.*bool, float"),
+            ([{"a": [{"b": 1}]}, {"a": [{"b": True}]}], "within 'a', within its lists, within 'b'.*bool, int"),
+            ([[pd.Timestamp(1)]], "within its lists.*nanoseconds"),
+            ([pd.Timestamp(1), dt.datetime(1500, 1, 1)], "nanosecond"),
         ],
     )
     def test_a_column_of_mixed_values_is_refused_by_name(self, values: list[Any], said: str) -> None:
@@ -311,6 +317,41 @@ class TestDataFrames:
             {"f": pd.Series([1, 2.5], dtype=object), "d": pd.Series([1, Decimal("2.5")], dtype=object)}
         )
         assert exported(frame).to_pylist() == [{"f": 1.0, "d": Decimal("1.0")}, {"f": 2.5, "d": Decimal("2.5")}]
+
+    def test_nanoseconds_of_objects_are_kept(self) -> None:
+        at, long = pd.Timestamp("2024-02-29 12:00:00.123456789"), pd.Timedelta(1)
+        frame = pd.DataFrame(
+            {
+                "at": pd.Series([at, dt.datetime(2024, 1, 1), None], dtype=object),
+                "there": pd.Series([at.tz_localize("Europe/Rome"), pd.NaT, None], dtype=object),
+                "long": pd.Series([dt.timedelta(days=1), long, None], dtype=object),
+                "which": pd.Categorical([at, None, at]).rename_categories(pd.Index([at], dtype=object)),
+            }
+        )
+        found = exported(frame)
+        assert [str(f.type) for f in found.schema] == [
+            "timestamp[ns]",
+            "timestamp[ns, tz=Europe/Rome]",
+            "duration[ns]",
+            "timestamp[ns]",
+        ]
+        assert found["at"][0].value == found["which"][2].value == at.value
+        assert found["there"].to_pylist() == [at.tz_localize("Europe/Rome"), None, None]
+        assert [x.value for x in found["long"]] == [86_400_000_000_000, 1, None]
+
+    def test_values_that_are_missing_within_others_have_no_type(self) -> None:
+        rows = [{"n": [1, None, float("nan"), pd.NA], "x": 1}, {"n": None, "x": 2.5}]
+        found = exported(pd.DataFrame({"s": rows}))
+        assert found["s"].to_pylist() == [{"n": [1, None, None, None], "x": 1.0}, {"n": None, "x": 2.5}]
+
+    def test_categories_are_of_one_type_too(self) -> None:
+        odd = pd.Categorical([dt.date(2024, 1, 1), dt.datetime(2024, 1, 1, 9)])
+        with pytest.raises(ContractError, match=r"'odd'.*date, datetime"):
+            plan(pd.DataFrame({"odd": odd}))
+
+    def test_a_sparse_column_is_exported_whole(self) -> None:
+        frame = pd.DataFrame({"s": pd.arrays.SparseArray([0, 0, 7]), "f": pd.arrays.SparseArray([None, 1.5, None])})
+        assert exported(frame).to_pydict() == {"s": [0, 0, 7], "f": [None, 1.5, None]}
 
     def test_types_of_pandas_alone_are_refused(self) -> None:
         for odd in (pd.period_range("2024-01", periods=1, freq="M"), pd.interval_range(0, 1)):
