@@ -40,6 +40,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@contextmanager
+def refusing_port() -> Iterator[int]:
+    """Lend a loopback port that refuses connections, and that nobody else is given meanwhile."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
+
+
 def answers_http(port: int, path: str = "/") -> bool:
     """Whether anything that speaks HTTP answers there."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)

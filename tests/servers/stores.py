@@ -174,6 +174,8 @@ def azurite() -> Iterator[AzureServer]:
     account, key = "devstoreaccount1", base64.b64encode(secrets.token_bytes(64)).decode()
     # The SDK is newer than azurite's list of API versions.
     switches = ["--silent", "--disableTelemetry", "--skipApiVersionCheck", "--inMemoryPersistence"]
+    # Closed sooner, an idle connection may end just as a client that never retries sends on it.
+    switches += ["--blobKeepAliveTimeout", "3600"]
     with (
         scratch() as directory,
         running(

@@ -20,7 +20,7 @@ from rivet_dagster.destinations.answers import NO_REPLY, UNTRUSTED
 from rivet_dagster.destinations.network import no_answer
 from rivet_dagster.errors import DestinationError, NoAnswer, PreconditionFailed
 from tests.servers.faultproxy import answer, drop_request
-from tests.servers.process import free_port
+from tests.servers.process import refusing_port
 from tests.transport.backends import KEY, S3, Azure, Moto
 
 
@@ -51,6 +51,12 @@ def plainly_refused(call):
     return str(caught.value)
 
 
+@pytest.fixture
+def nobody_there():
+    with refusing_port() as port:
+        yield port
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_a_bucket_that_is_not_there(backend, call):
     destination = backend.destination(bucket="no-such-bucket")
@@ -60,8 +66,8 @@ def test_a_bucket_that_is_not_there(backend, call):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_an_endpoint_that_refuses_connections(backend, call):
-    port = free_port()
+def test_an_endpoint_that_refuses_connections(backend, call, nobody_there):
+    port = nobody_there
     client = backend.server.at(f"http://127.0.0.1:{port}").client()
     said = plainly_refused(every_call(backend.destination(client=client))[call])
     assert f"127.0.0.1:{port} cannot be reached" in said
@@ -199,9 +205,9 @@ def test_a_signed_url_serves_every_call(azure, signed):
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("fault", ["expired", "refused", "reset", "404", "503", "400"])
-def test_the_signature_of_a_url_is_in_no_error(azure, signed, call, fault, caplog):
+def test_the_signature_of_a_url_is_in_no_error(azure, signed, call, fault, caplog, nobody_there):
     caplog.set_level(logging.INFO, logger="rivet_dagster")
-    url = f"http://127.0.0.1:{free_port()}" if fault == "refused" else azure.proxy.url
+    url = f"http://127.0.0.1:{nobody_there}" if fault == "refused" else azure.proxy.url
     client, signature = signed(url, hours=-1 if fault == "expired" else 1)
     if fault == "reset":
         azure.proxy.on(".*", "", drop_request(), times=None)
