@@ -133,13 +133,20 @@ def test_the_contract_table_is_what_the_destinations_declare() -> None:
 
 
 def test_the_example_for_your_own_tables_loads_without_any_client(snippet: Any) -> None:
-    defs = snippet("build_export_definitions")["defs"]
+    defs = snippet("open_invoices")["defs"]
     dg.Definitions.validate_loadable(defs)
     job = defs.resolve_job_def("lake")
     assert {k.to_user_string() for k in job.asset_layer.executable_asset_keys} == {"orders", "open_invoices"}
     assert {c.name for c in job.asset_layer.asset_graph.asset_check_keys} == {"manifest"}
     assert {"lake_source", "lake_destination"} <= set(defs.resources)
     assert [(s.name, s.cron_schedule) for s in defs.schedules] == [("lake_schedule", "0 2 * * *")]
+
+
+def test_the_example_of_a_bundle_is_two_steps(snippet: Any) -> None:
+    defs = snippet("bundle=True")["defs"]
+    dg.Definitions.validate_loadable(defs)
+    steps = {node.name for node in defs.resolve_job_def("reference").graph.nodes}
+    assert steps == {"reference_bundle", "reference_bundle_manifest"}
 
 
 def test_the_stores_of_the_example_are_built_without_any_client(snippet: Any) -> None:

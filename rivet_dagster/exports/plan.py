@@ -65,6 +65,7 @@ class PlannedExport:
         uri: of its prefix.
         max_retries: of the retry policy that applies; 0 without one.
         mode: which rows, in which pieces.
+        bundled: whether several exports share one step.
     """
 
     name: str
@@ -73,6 +74,7 @@ class PlannedExport:
     uri: str
     max_retries: int = 0
     mode: Mode = field(default_factory=Full)
+    bundled: bool = False
 
     @property
     def is_stream(self) -> bool:
@@ -120,6 +122,18 @@ def _no_chunks(e: PlannedExport) -> Iterator[Diagnostic]:
             subject=e.name,
             message="Chunked divides into named parts that are finished in any order, and a stream has neither",
             remedy="export with Full(), or choose a destination that keeps objects",
+        )
+
+
+def _no_bundle(e: PlannedExport) -> Iterator[Diagnostic]:
+    if e.is_stream and e.bundled:
+        yield Diagnostic(
+            level=Level.REJECTED,
+            rule="stdout-no-bundle",
+            subject=e.name,
+            message="several exports of a bundle run at a time, and a repeated bundle leaves out what is committed; a "
+            "stream would mix their rows, and nothing of it is ever committed",
+            remedy="leave bundle=True out, or choose a destination that keeps objects",
         )
 
 
@@ -220,6 +234,7 @@ def _together(exports: Iterable[PlannedExport]) -> Iterator[tuple[str, list[str]
 _RULES: tuple[Callable[[PlannedExport], Iterator[Diagnostic]], ...] = (
     _no_split,
     _no_chunks,
+    _no_bundle,
     _verify_unattainable,
     _no_codec_on_stream,
     lambda e: format_findings(e.output.format, subject=e.name),

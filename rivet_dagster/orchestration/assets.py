@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, TypedDict
 
 import dagster as dg
 
@@ -13,9 +13,23 @@ from rivet_dagster.orchestration.handle import ExportHandle
 from rivet_dagster.orchestration.io_managers import ExportIOManager
 from rivet_dagster.orchestration.resources import DatabaseResource
 
-__all__ = ["KeyPrefix", "build_export_asset", "export_asset", "export_key"]
+__all__ = ["Described", "KeyPrefix", "build_export_asset", "describe", "export_asset", "export_key", "require"]
 
 KeyPrefix = Optional[str | Sequence[str]]  # noqa: UP045 - Dagster's own way to say it
+
+
+class Described(TypedDict):
+    """What an export's asset is, as arguments of Dagster's."""
+
+    key: dg.AssetKey
+    deps: Iterable[Any] | None
+    description: str
+    metadata: Mapping[str, Any] | None
+    tags: Mapping[str, str]
+    kinds: set[str]
+    code_version: str
+    group_name: str | None
+    owners: Sequence[str] | None
 
 
 def build_export_asset(
@@ -65,40 +79,29 @@ def build_export_asset(
                 },
             )
     """
+    described = describe(export, key_prefix=key_prefix, deps=deps, group_name=group_name, owners=owners, tags=tags)
     return export_asset(
         export,
+        described,
         source=source,
         io_manager_key=io_manager_key,
-        key_prefix=key_prefix,
         partitions_def=partitions_def,
         retry_policy=retry_policy,
         pool=pool,
-        deps=deps,
-        group_name=group_name,
-        owners=owners,
-        tags=tags,
     )
 
 
 def export_asset(
     export: Export,
+    described: Described,
     *,
     source: str,
     io_manager_key: str,
-    key_prefix: KeyPrefix,
     partitions_def: dg.PartitionsDefinition[str] | None,
     retry_policy: dg.RetryPolicy | None,
     pool: str | None,
-    deps: Iterable[Any] | None,
-    group_name: str | None,
-    owners: Sequence[str] | None,
-    tags: Mapping[str, str] | None,
-    metadata: Mapping[str, Any] | None = None,
-    kinds: Iterable[str] = (),
 ) -> dg.AssetsDefinition:
-    """As `build_export_asset`, with what only a known destination can tell.
-
-    `metadata` is the definition's; `kinds` are shown besides the export's own format.
+    """As `build_export_asset`, of an asset that is described already.
 
     Raises:
         ConfigError: `partitions_def` is given.
@@ -106,37 +109,61 @@ def export_asset(
     if partitions_def is not None:
         msg = f"export {export.name!r}: partitions_def on exports comes later; export the whole table, or a query"
         raise ConfigError(msg)
-    shown = {*kinds, *({export.format.kind} if export.format is not None else ())}
 
     @dg.asset(
-        key=export_key(export, key_prefix),
-        deps=deps,
-        description=_description(export),
-        metadata=metadata,
-        tags={"rivet/export": export.mode.kind, **(tags or {})},
-        kinds=shown,
+        **described,
         required_resource_keys={source, io_manager_key},
         io_manager_key=io_manager_key,
-        code_version=_code_version(export),
         retry_policy=retry_policy,
         pool=pool,
-        group_name=group_name,
-        owners=owners,
     )
     def _export(context: dg.AssetExecutionContext) -> ExportHandle:
         # Nothing is read here: the IO manager reads, within the commit.
-        _require(context, io_manager_key, ExportIOManager)
-        return ExportHandle(export=export, database=_require(context, source, DatabaseResource))
+        require(context, io_manager_key, ExportIOManager)
+        return ExportHandle(export=export, database=require(context, source, DatabaseResource))
 
     return _export
 
 
-def _require(context: dg.AssetExecutionContext, key: str, kind: type[Any]) -> Any:
+def describe(
+    export: Export,
+    *,
+    key_prefix: KeyPrefix,
+    deps: Iterable[Any] | None,
+    group_name: str | None,
+    owners: Sequence[str] | None,
+    tags: Mapping[str, str] | None,
+    metadata: Mapping[str, Any] | None = None,
+    kinds: Iterable[str] = (),
+) -> Described:
+    """What an export's asset is, the same whether it has a step of its own or not.
+
+    `metadata` is the definition's; `kinds` are shown besides the export's own format.
+    """
+    return {
+        "key": export_key(export, key_prefix),
+        "deps": deps,
+        "description": _description(export),
+        "metadata": metadata,
+        "tags": {"rivet/export": export.mode.kind, **(tags or {})},
+        "kinds": {*kinds, *({export.format.kind} if export.format is not None else ())},
+        "code_version": _code_version(export),
+        "group_name": group_name,
+        "owners": owners,
+    }
+
+
+def require(context: dg.AssetExecutionContext, key: str, kind: type[Any]) -> Any:
+    """A resource of the step.
+
+    Raises:
+        dagster.Failure: it is of another kind.
+    """
     # Dagster's default IO manager would store the handle, and call that a materialization.
     found = getattr(context.resources, key)
     if isinstance(found, kind):
         return found
-    name = context.asset_key.to_user_string()
+    name = ", ".join(sorted(k.to_user_string() for k in context.selected_asset_keys))
     msg = f"{name}: expected the resource {key!r} to be a {kind.__name__}, found {type(found).__name__}"
     raise dg.Failure(description=f"{msg}; give this key one of rivet_dagster's", allow_retries=False)
 

@@ -2,13 +2,13 @@
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 
 from rivet_dagster.contract import ObjectDestination, WriteCommitProtocol
-from rivet_dagster.errors import ConfigError, RivetError
+from rivet_dagster.errors import ConfigError, DestinationError, RivetError
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.layout import MANIFEST
 from rivet_dagster.orchestration.assets import KeyPrefix, export_key
@@ -39,13 +39,16 @@ def build_manifest_checks(
     blocking: bool = False,
     pool: str | None = None,
 ) -> list[dg.AssetChecksDefinition]:
-    """Build the check `manifest` for an asset, or for each asset of a multi-asset.
+    """Build the check `manifest` for an asset, or for each asset of a multi-asset or bundle.
 
     It judges the delivery of the latest materialization by what that recorded, not whatever the head is now: one
     that a later run replaced meanwhile passes, with a warning that names its successor. Without any materialization
     of ours, the manifest found at the prefix is judged (it may be Rivet's own); where there is none either, the check
     fails. A store that cannot be asked fails the step and gives no verdict. The check of a partitioned
     asset judges one partition, that of its run.
+
+    Those of a multi-asset without partitions share one step, as its assets do. With `blocking` each has its own, since
+    a failed step holds up what is downstream of any of its checks.
 
     Args:
         asset: what `build_export_asset` or `@dg.asset` made, or an export whose asset lives elsewhere.
@@ -72,6 +75,8 @@ def build_manifest_checks(
         promises = {key: asset.metadata_by_key.get(key, {}) for key in keys}
     for key, named in keys.items():
         _refuse_stream(key, resources.get(named), promises.get(key, {}))
+    if len(keys) > 1 and partitions is None and not blocking and isinstance(asset, dg.AssetsDefinition):
+        return [_manifest_checks(keys, name=f"{asset.op.name}_{_NAME}", resource_defs=resources, pool=pool)]
     return [
         _manifest_check(
             key,
@@ -116,6 +121,48 @@ def _manifest_check(
     return manifest
 
 
+def _manifest_checks(
+    keys: Mapping[dg.AssetKey, str], *, name: str, resource_defs: Mapping[str, Any], pool: str | None
+) -> dg.AssetChecksDefinition:
+    """The checks of several assets as one step; one that cannot be made does not stop the others."""
+    needed = set(keys.values())
+
+    @dg.multi_asset_check(
+        name=name,
+        specs=[dg.AssetCheckSpec(_NAME, asset=key, description=_DESCRIPTION) for key in keys],
+        can_subset=True,
+        required_resource_keys=needed,
+        resource_defs={k: v for k, v in resource_defs.items() if k in needed},
+        pool=pool,
+    )
+    def manifests(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        wanted = {check.asset_key for check in context.selected_asset_check_keys}
+        failed: dict[dg.AssetKey, Exception] = {}
+        for key, named in keys.items():
+            if key not in wanted:
+                continue
+            try:
+                yield _check(context, key, getattr(context.resources, named), None)
+            except (RivetError, dg.Failure) as e:
+                failed[key] = e
+        if failed:
+            raise _unchecked(failed)
+
+    return manifests
+
+
+def _unchecked(failed: Mapping[dg.AssetKey, Exception]) -> Exception:
+    """One error for all that could not be checked; a policy may repeat it where it may repeat one of them."""
+    said = "\n".join(f"  {key.to_user_string()}: {getattr(e, 'description', None) or e}" for key, e in failed.items())
+    text = f"{len(failed)} assets could not be checked:\n{said}"
+    passing = [e for e in failed.values() if not isinstance(e, dg.Failure)]
+    if not passing:
+        return dg.Failure(description=text, allow_retries=False)
+    error = DestinationError(text)
+    error.__cause__ = passing[0]
+    return error
+
+
 def _check(
     context: dg.AssetCheckExecutionContext, key: dg.AssetKey, io_manager: Any, partition: str | None
 ) -> dg.AssetCheckResult:
@@ -140,7 +187,7 @@ def _check(
         raise failure from failure.__cause__
     if verdict.superseded:
         context.log.warning("%s: %s", uri, "; ".join(verdict.notes))
-    result = _result(verdict, uri=uri, recorded=bool(recorded))
+    result = _result(key, verdict, uri=uri, recorded=bool(recorded))
     return result.with_metadata({**result.metadata, "rivet/duration_seconds": time.monotonic() - started})
 
 
@@ -162,7 +209,7 @@ def _recorded(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | N
     return {}
 
 
-def _result(verdict: Verdict, *, uri: str, recorded: bool) -> dg.AssetCheckResult:
+def _result(key: dg.AssetKey, verdict: Verdict, *, uri: str, recorded: bool) -> dg.AssetCheckResult:
     judged = verdict.manifest
     parts = judged.parts if judged else ()
     notes = list(verdict.notes)
@@ -195,7 +242,12 @@ def _result(verdict: Verdict, *, uri: str, recorded: bool) -> dg.AssetCheckResul
         said["rivet/notes"] = dg.MetadataValue.json(notes)
     severity = dg.AssetCheckSeverity.WARN if verdict.superseded else dg.AssetCheckSeverity.ERROR
     return dg.AssetCheckResult(
-        passed=verdict.passed, severity=severity, description=_said(verdict, notes), metadata=said
+        asset_key=key,
+        check_name=_NAME,
+        passed=verdict.passed,
+        severity=severity,
+        description=_said(verdict, notes),
+        metadata=said,
     )
 
 

@@ -11,7 +11,8 @@ import dagster as dg
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.plan import Diagnostic, Level, PlannedExport, diagnose, reject
 from rivet_dagster.exports.spec import Export
-from rivet_dagster.orchestration.assets import KeyPrefix, export_asset, export_key
+from rivet_dagster.orchestration.assets import KeyPrefix, describe, export_asset, export_key
+from rivet_dagster.orchestration.bundles import bundle_asset
 from rivet_dagster.orchestration.checks import build_manifest_checks
 from rivet_dagster.orchestration.io_managers import ExportIOManager
 from rivet_dagster.orchestration.metadata import definition_metadata
@@ -21,6 +22,8 @@ from rivet_dagster.sources.url import parse_url
 __all__ = ["build_export_definitions"]
 
 _LOG = logging.getLogger(__name__)
+# Exports of a bundle: each has a connection to the database, and memory of its own.
+_AT_A_TIME = 4
 
 
 def build_export_definitions(
@@ -31,6 +34,7 @@ def build_export_definitions(
     name: str = "exports",
     schedule: str | None = None,
     bundle: bool = False,
+    parallel: int | None = None,
     key_prefix: KeyPrefix = None,
     partitions_def: dg.PartitionsDefinition[str] | None = None,
     retry_policy: dg.RetryPolicy | None = None,
@@ -51,7 +55,9 @@ def build_export_definitions(
         destination: where to.
         name: of the job, and the beginning of the other names; unique in a code location.
         schedule: a cron line, for when the job runs.
-        bundle: not yet; see `Raises`.
+        bundle: all exports are one step that can be materialized in part, for many small tables; without it each is
+            a step, and a process, of its own.
+        parallel: how many exports of a bundle run at a time; 4 unless given.
         key_prefix: of the asset keys, as all that follows for each export; see `build_export_asset`.
         partitions_def: not yet.
         retry_policy: of each step.
@@ -63,51 +69,74 @@ def build_export_definitions(
 
     Raises:
         PlanRejected: an export cannot work at this destination; carries every diagnostic.
-        ConfigError: there is no export, one is named like the job, an argument is of another kind, or `bundle` or
-            `partitions_def` is given.
+        ConfigError: there is no export, one is named like the job, an argument is of another kind, `parallel` is
+            given without `bundle`, or `partitions_def` is.
     """
     planned = [*exports]
     _require(name, "exports", Export, *planned)
     _require(name, "source", DatabaseResource, source)
     _require(name, "destination", ExportIOManager, destination)
-    if bundle:
-        msg = f"{name}: bundle=True comes later; leave it out, each export is then a step of its own"
+    if parallel is not None and (parallel < 1 or not bundle):
+        msg = f"{name}: parallel is how many exports of a bundle run at a time, 1 or more; found {parallel!r}"
+        raise ConfigError(f"{msg} with bundle={bundle}")
+    if bundle and partitions_def is not None:
+        msg = f"{name}: partitions_def and bundle=True do not go together; leave one of them out"
         raise ConfigError(msg)
     if not planned:
         msg = f"{name}: expected at least one export, found none"
         raise ConfigError(msg)
-    found = _diagnose(planned, source=source, destination=destination, key_prefix=key_prefix, retry_policy=retry_policy)
+    found = _diagnose(
+        planned,
+        source=source,
+        destination=destination,
+        key_prefix=key_prefix,
+        retry_policy=retry_policy,
+        bundled=bundle,
+    )
     resources = {f"{name}_source": source, f"{name}_destination": destination}
-    assets = [
-        export_asset(
+    described = [
+        describe(
             e,
-            source=f"{name}_source",
-            io_manager_key=f"{name}_destination",
             key_prefix=key_prefix,
-            partitions_def=partitions_def,
-            retry_policy=retry_policy,
-            pool=pool,
             deps=deps,
             group_name=group_name,
             owners=owners,
             tags=tags,
-            metadata=definition_metadata(
-                destination.capabilities,
-                uri=destination.uri(destination.prefix_of(export_key(e, key_prefix))),
-                diagnostics=[
-                    {"level": d.level.value, "rule": d.rule, "message": d.message, "remedy": d.remedy}
-                    for d in found
-                    if "/".join(export_key(e, key_prefix).path) in d.subject.split(", ")
-                ],
-            ),
+            metadata=_metadata(e, destination, found, key_prefix=key_prefix),
             kinds={destination.kind} | (set() if e.format else {destination.format}),
         )
         for e in planned
     ]
+    if bundle:
+        assets = [
+            bundle_asset(
+                {d["key"]: e for e, d in zip(planned, described, strict=True)},
+                name=f"{name}_bundle",
+                specs=[dg.AssetSpec(**d) for d in described],
+                source=f"{name}_source",
+                io_manager_key=f"{name}_destination",
+                parallel=parallel or _AT_A_TIME,
+                retry_policy=retry_policy,
+                pool=pool,
+            )
+        ]
+    else:
+        assets = [
+            export_asset(
+                e,
+                d,
+                source=f"{name}_source",
+                io_manager_key=f"{name}_destination",
+                partitions_def=partitions_def,
+                retry_policy=retry_policy,
+                pool=pool,
+            )
+            for e, d in zip(planned, described, strict=True)
+        ]
     if any(a.op.name == name for a in assets):
         msg = f"name={name!r} is also the step of an export, and Dagster wants them to differ; give another name"
         raise ConfigError(msg)
-    job = dg.define_asset_job(name, selection=dg.AssetSelection.assets(*(a.key for a in assets)))
+    job = dg.define_asset_job(name, selection=dg.AssetSelection.assets(*(d["key"] for d in described)))
     schedules = [dg.ScheduleDefinition(name=f"{name}_schedule", job=job, cron_schedule=schedule)] if schedule else []
     return dg.Definitions(
         assets=assets,
@@ -115,6 +144,21 @@ def build_export_definitions(
         jobs=[job],
         schedules=schedules,
         asset_checks=_manifest_checks(assets, destination),
+    )
+
+
+def _metadata(
+    export: Export, destination: ExportIOManager, found: Iterable[Diagnostic], *, key_prefix: KeyPrefix
+) -> dict[str, Any]:
+    key = export_key(export, key_prefix)
+    return definition_metadata(
+        destination.capabilities,
+        uri=destination.uri(destination.prefix_of(key)),
+        diagnostics=[
+            {"level": d.level.value, "rule": d.rule, "message": d.message, "remedy": d.remedy}
+            for d in found
+            if "/".join(key.path) in d.subject.split(", ")
+        ],
     )
 
 
@@ -132,6 +176,7 @@ def _diagnose(
     destination: ExportIOManager,
     key_prefix: KeyPrefix,
     retry_policy: dg.RetryPolicy | None,
+    bundled: bool,
 ) -> tuple[Diagnostic, ...]:
     planned = []
     for e in exports:
@@ -145,6 +190,7 @@ def _diagnose(
                 uri=destination.uri(prefix) or prefix.root,
                 max_retries=retry_policy.max_retries if retry_policy else 0,
                 mode=e.mode,
+                bundled=bundled,
             )
         )
     found = (*diagnose(planned), *_password_in_clear(source, [p.name for p in planned]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import dagster as dg
 
@@ -17,11 +18,13 @@ from rivet_dagster.errors import CommitConflict, CommitUnknown, DestinationError
 __all__ = [
     "LeftOut",
     "as_dagster_failure",
+    "exports_failure",
     "leave_out_foreign_texts",
     "left_behind",
     "masked",
     "may_be_repeated",
     "partitions_failure",
+    "text_of",
 ]
 
 _MASKS = (
@@ -89,17 +92,47 @@ def partitions_failure(
     """
     if len(errors) == of == 1:
         return as_dagster_failure(next(iter(errors.values())), capabilities=capabilities, uri=uri)
-    said = "\n".join(f"  {key}: {error}" for key, error in errors.items())
+    return _some_failed(errors, of=of, what="partitions", capabilities=capabilities, uri=uri)
+
+
+def exports_failure(
+    errors: Mapping[str, Exception], *, of: int, capabilities: DestinationCapabilities, uri: str
+) -> Exception:
+    """What to raise when some exports of one step failed and the others are committed.
+
+    Args:
+        errors: by export; one that is not of this package may pass when the step is repeated.
+        of: how many exports there were.
+        capabilities: of the destination.
+        uri: where all of them are.
+    """
+    first = next(iter(errors.values()))
+    if len(errors) == of == 1 and isinstance(first, RivetError):
+        return as_dagster_failure(first, capabilities=capabilities, uri=uri)
+    return _some_failed(errors, of=of, what="exports", capabilities=capabilities, uri=uri)
+
+
+def _some_failed(
+    errors: Mapping[Any, Exception], *, of: int, what: str, capabilities: DestinationCapabilities, uri: str
+) -> Exception:
+    said = "\n".join(f"  {key}: {text_of(error)}" for key, error in errors.items())
     text = (
-        f"{uri}: {len(errors)} of {of} partitions failed, the others are committed; "
+        f"{uri}: {len(errors)} of {of} {what} failed, the others are committed; "
         f"re-execute from failure to export only these:\n{said}"
     )
-    kind = DestinationError if any(may_be_repeated(e) for e in errors.values()) else RivetError
-    failure = as_dagster_failure(kind(text), capabilities=capabilities, uri=uri)
+    passes = any(not isinstance(e, RivetError) or may_be_repeated(e) for e in errors.values())
+    whole = (DestinationError if passes else RivetError)(text)
+    whole.__cause__ = next(iter(errors.values()))
+    failure = as_dagster_failure(whole, capabilities=capabilities, uri=uri)
     if isinstance(failure, dg.Failure):
         names = sorted({type(e).__name__ for e in errors.values()})
         failure.metadata = {**failure.metadata, "rivet/error": dg.MetadataValue.text(", ".join(names))}
     return failure
+
+
+def text_of(error: Exception) -> str:
+    """What a person reads of an error, without secrets."""
+    return str(error) if isinstance(error, RivetError) else f"{type(error).__name__}: {masked(str(error))}"
 
 
 def masked(text: str) -> str:

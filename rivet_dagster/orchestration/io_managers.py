@@ -106,6 +106,16 @@ class ExportIOManager(dg.ConfigurableIOManager):
         said = {name: getattr(self, name) for name in Settings.model_fields}
         return Settings(**{name: value for name, value in said.items() if not isinstance(value, dg.EnvVar)})
 
+    @property
+    def outlet(self) -> Outlet:
+        """Where what a step returns goes: the one path to a commit, for an output and for an export of a bundle."""
+        return Outlet(
+            kind=self.kind,
+            capabilities=self.capabilities,
+            settings=self.settings,
+            open_destination=lambda: self.destination,
+        )
+
     @staticmethod
     def prefix_of(asset_key: dg.AssetKey, partition_key: str | None = None) -> Prefix:
         """The directory of an asset's dataset, or of one partition of it."""
@@ -113,13 +123,7 @@ class ExportIOManager(dg.ConfigurableIOManager):
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
         """Commit what an asset returned; see `Outlet.write` for what it raises."""
-        outlet = Outlet(
-            kind=self.kind,
-            capabilities=self.capabilities,
-            settings=self.settings,
-            open_destination=lambda: self.destination,
-        )
-        outlet.write(context, obj)
+        self.outlet.write(context, obj)
 
     def load_input(self, context: dg.InputContext) -> Any:
         """Give a downstream asset what its annotation asks for; see `inputs.load`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dagster as dg
@@ -24,13 +25,98 @@ from rivet_dagster.orchestration.metadata import combined_data_version, material
 from rivet_dagster.orchestration.run_facts import RunFacts, add_partition_metadata, set_data_version
 from rivet_dagster.orchestration.settings import Settings
 
-__all__ = ["Outlet"]
+__all__ = ["Asked", "Outcome", "Outlet"]
+
+
+def _nothing(_extraction: Extraction) -> None:
+    """Nobody else stops what is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One asset of one step, whose value is to be committed.
+
+    Attributes:
+        asset_key: of the asset.
+        partition_keys: those of the run; `None` for an asset without partitions.
+        definition_metadata: of the asset.
+        facts: of the step.
+        log: of the step, used by the thread that delivers.
+        bundled: whether other exports share the step.
+        begun: told of what is read before its first row, so that another thread can stop it.
+    """
+
+    asset_key: dg.AssetKey
+    partition_keys: tuple[str, ...] | None
+    definition_metadata: Mapping[str, Any]
+    facts: RunFacts
+    log: logging.Logger
+    bundled: bool = False
+    begun: Callable[[Extraction], None] = _nothing
+
+    @classmethod
+    def of(cls, context: dg.OutputContext) -> Asked:
+        """What an IO manager is asked for.
+
+        Raises:
+            ConfigError: it is no asset.
+        """
+        if not context.has_asset_key:
+            msg = "expected the output of an asset, found one of a plain op; use @asset"
+            raise ConfigError(msg)
+        partitions = tuple(sorted(map(str, context.asset_partition_keys))) if context.has_asset_partitions else None
+        return cls(
+            asset_key=context.asset_key,
+            partition_keys=partitions,
+            definition_metadata=context.definition_metadata,
+            facts=RunFacts.of(context),
+            log=context.log,
+        )
+
+    @property
+    def name(self) -> str:
+        """Of the export, as a person knows it."""
+        return "/".join(self.asset_key.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Delivery:
     receipt: ExportReceipt
     columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one asset's value, by partition key; `None` where there is none.
+
+    Attributes:
+        delivered: what is committed.
+        failed: what is not, and why.
+        attempt: of the step, from 1.
+        uri: of the asset.
+        of: how many partitions there were.
+    """
+
+    attempt: int
+    delivered: dict[str | None, _Delivery] = field(default_factory=dict)
+    failed: dict[str | None, RivetError] = field(default_factory=dict)
+    uri: str
+    of: int = 1
+
+    def metadata(self) -> dict[str | None, dict[str, Any]]:
+        """Of each materialization: by partition key where there are several partitions, else the only one."""
+        said = {
+            key: materialization_metadata(d.receipt, columns=d.columns, attempt=self.attempt)
+            for key, d in self.delivered.items()
+        }
+        if len(said) != 1:
+            return said
+        (only,) = said.values()
+        return {None: only}
+
+    def data_version(self) -> str | None:
+        """Of the asset; `None` where nothing is recorded."""
+        return combined_data_version({k or "": d.receipt for k, d in self.delivered.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,79 +144,69 @@ class Outlet:
             dagster.Failure: it would fail again in the same way; nothing of this output became visible.
             RivetError: it may succeed when it is repeated; see the subclasses for what is left behind.
         """
-        delivered: dict[str | None, _Delivery] = {}
-        failed: dict[str | None, RivetError] = {}
-        uri, keys = self.kind, 1
-        facts = RunFacts.of(context)
         try:
-            name = _export_name(context)
-            announce(context.log, export_name=name, kind=self.kind, capabilities=self.capabilities, facts=facts)
-            settings = self.settings.over(context.definition_metadata)
-            values = _by_partition(context, value, name)
-            keys = len(values)
-            # Of all of them, before anything is written: a key that cannot be is no failure of one partition.
-            prefixes = {key: asset_prefix(context.asset_key.path, key) for key in values}
-            destination = self.open_destination()
-            uri = destination.uri(asset_prefix(context.asset_key.path, _only(values)).root)
-            self._diagnose(context, name, uri, settings=settings, export=_export_of(value), facts=facts)
+            outcome = self.deliver(Asked.of(context), value)
         except RivetError as e:
-            failure = partitions_failure({None: e}, of=1, capabilities=self.capabilities, uri=uri)
+            outcome = Outcome(attempt=1, failed={None: e}, uri=self.kind)
+        if outcome.failed:
+            failure = partitions_failure(outcome.failed, of=outcome.of, capabilities=self.capabilities, uri=outcome.uri)
             raise failure from failure.__cause__
+        for key, said in outcome.metadata().items():
+            if key is None:
+                context.add_output_metadata(said)
+            else:
+                add_partition_metadata(context, key, said)
+        data_version = outcome.data_version()
+        if data_version is not None:
+            set_data_version(context, data_version)
+
+    def deliver(self, asked: Asked, value: Any) -> Outcome:
+        """Commit a value, each partition on its own; what fails is in the outcome, but for errors of no known kind."""
+        outcome = Outcome(attempt=asked.facts.attempt, uri=self.kind)
+        try:
+            announce(
+                asked.log, export_name=asked.name, kind=self.kind, capabilities=self.capabilities, facts=asked.facts
+            )
+            settings = self.settings.over(asked.definition_metadata)
+            values = _by_partition(asked, value)
+            # Of all of them, before anything is written: a key that cannot be is no failure of one partition.
+            prefixes = {key: asset_prefix(asked.asset_key.path, key) for key in values}
+            destination = self.open_destination()
+            uri = destination.uri(asset_prefix(asked.asset_key.path, _only(values)).root)
+            outcome = replace(outcome, uri=uri, of=len(values))
+            self._diagnose(asked, uri, settings=settings, export=_export_of(value))
+        except RivetError as e:
+            return replace(outcome, failed={None: e}, of=1)
         for key, one in values.items():
             try:
-                delivered[key] = _commit(
-                    context,
-                    one,
-                    name,
-                    key,
-                    destination=destination,
-                    prefix=prefixes[key],
-                    settings=settings,
-                    facts=facts,
+                outcome.delivered[key] = _commit(
+                    asked, one, key, destination=destination, prefix=prefixes[key], settings=settings
                 )
             except RivetError as e:
-                failed[key] = e
+                outcome.failed[key] = e
                 where = destination.uri(prefixes[key].root)
                 left = left_behind(e, self.capabilities)
                 # Without the traceback: its texts are not yet free of secrets.
-                context.log.error("export '%s': failed at %s: %s", name, where, left)  # noqa: TRY400
-        if failed:
-            failure = partitions_failure(failed, of=keys, capabilities=self.capabilities, uri=uri)
-            raise failure from failure.__cause__
-        _describe(context, delivered, facts)
+                asked.log.error("export '%s': failed at %s: %s", asked.name, where, left)  # noqa: TRY400
+        return outcome
 
-    def _diagnose(
-        self,
-        context: dg.OutputContext,
-        name: str,
-        uri: str,
-        *,
-        settings: Settings,
-        export: Export | None,
-        facts: RunFacts,
-    ) -> None:
+    def _diagnose(self, asked: Asked, uri: str, *, settings: Settings, export: Export | None) -> None:
         planned = PlannedExport(
-            name=name,
+            name=asked.name,
             output=settings.output(export),
             capabilities=self.capabilities,
             uri=uri,
-            max_retries=facts.max_retries,
+            max_retries=asked.facts.max_retries,
             mode=export.mode if export else Full(),
+            bundled=asked.bundled,
         )
         found = diagnose([planned])
         reject(found)
-        if facts.attempt == 1:
+        if asked.facts.attempt == 1:
             for finding in found:
                 # What `announce` has said in its own words is not said again.
                 if finding.rule != "retries-not-safe":
-                    context.log.warning("%s", finding)
-
-
-def _export_name(context: dg.OutputContext) -> str:
-    if not context.has_asset_key:
-        msg = "expected the output of an asset, found one of a plain op; use @asset"
-        raise ConfigError(msg)
-    return "/".join(context.asset_key.path)
+                    asked.log.warning("%s", finding)
 
 
 def _export_of(value: Any) -> Export | None:
@@ -141,19 +217,23 @@ def _only(values: Mapping[str | None, Any]) -> str | None:
     return next(iter(values)) if len(values) == 1 else None
 
 
-def _by_partition(context: dg.OutputContext, value: Any, name: str) -> dict[str | None, Any]:
+def _by_partition(asked: Asked, value: Any) -> dict[str | None, Any]:
+    name = asked.name
     if value is None:
         msg = (
             f"{name}: expected rows (a pandas.DataFrame, pyarrow.Table, RecordBatchReader or Batches), found None; "
             "return them, or give an asset without rows another io_manager_key"
         )
         raise ConfigError(msg)
-    if not context.has_asset_partitions:
+    if asked.partition_keys is None:
         return {None: value}
-    keys = sorted(str(k) for k in context.asset_partition_keys)
+    keys = asked.partition_keys
     if isinstance(value, Mapping):
         if set(value) != set(keys):
-            msg = f"{name}: expected a mapping with one value per partition of this run ({keys}), found {sorted(value)}"
+            msg = (
+                f"{name}: expected a mapping with one value per partition of this run ({[*keys]}), "
+                f"found {sorted(value)}"
+            )
             raise ConfigError(msg)
         return {k: value[k] for k in keys}
     if len(keys) != 1:
@@ -166,19 +246,12 @@ def _by_partition(context: dg.OutputContext, value: Any, name: str) -> dict[str 
 
 
 def _commit(
-    context: dg.OutputContext,
-    value: Any,
-    name: str,
-    key: str | None,
-    *,
-    destination: Destination,
-    prefix: Prefix,
-    settings: Settings,
-    facts: RunFacts,
+    asked: Asked, value: Any, key: str | None, *, destination: Destination, prefix: Prefix, settings: Settings
 ) -> _Delivery:
     # pyarrow loads only where rows are read or written.
     from rivet_dagster.exports.extraction import plan_export, plan_value  # noqa: PLC0415
 
+    name, log, facts = asked.name, asked.log, asked.facts
     output = settings.output(_export_of(value))
     columns: tuple[Column, ...] = ()
 
@@ -186,12 +259,11 @@ def _commit(
         nonlocal columns
         if isinstance(value, ExportHandle):
             source = value.database.source()
-            planned = plan_export(
-                value.export, export_name=name, source=source, output=output, head=head, log=context.log
-            )
+            planned = plan_export(value.export, export_name=name, source=source, output=output, head=head, log=log)
         else:
-            planned = plan_value(value, export_name=name, output=output, head=head, log=context.log)
+            planned = plan_value(value, export_name=name, output=output, head=head, log=log)
         columns = planned.content.columns
+        asked.begun(planned)
         return planned
 
     receipt = commit_export(
@@ -206,18 +278,6 @@ def _commit(
         ),
         plan=plan,
         settings=settings.commit(output),
-        log=context.log,
+        log=log,
     )
     return _Delivery(receipt=receipt, columns=columns)
-
-
-def _describe(context: dg.OutputContext, delivered: Mapping[str | None, _Delivery], facts: RunFacts) -> None:
-    for key, d in delivered.items():
-        said = materialization_metadata(d.receipt, columns=d.columns, attempt=facts.attempt)
-        if key is None or len(delivered) == 1:
-            context.add_output_metadata(said)
-        else:
-            add_partition_metadata(context, key, said)
-    data_version = combined_data_version({k or "": d.receipt for k, d in delivered.items()})
-    if data_version is not None:
-        set_data_version(context, data_version)

@@ -32,7 +32,7 @@ class RunFacts:
     is_over: Callable[[str], bool] = lambda _run_id: False
 
     @classmethod
-    def of(cls, context: dg.OutputContext) -> RunFacts:
+    def of(cls, context: dg.OutputContext | dg.AssetExecutionContext) -> RunFacts:
         """Read them; outside of a run nothing is known and nothing fails."""
         step = _step(context)
         if step is None:
@@ -72,7 +72,9 @@ def add_partition_metadata(context: dg.OutputContext, partition_key: str, metada
         step.add_asset_metadata(metadata, asset_key=context.asset_key, partition_key=partition_key)
 
 
-def _step(context: dg.OutputContext | dg.InputContext) -> Any | None:
+def _step(context: dg.OutputContext | dg.InputContext | dg.AssetExecutionContext) -> Any | None:
+    if isinstance(context, dg.AssetExecutionContext):
+        return context.op_execution_context.get_step_execution_context()
     try:
         return context.step_context
     except dg.DagsterInvariantViolationError:

@@ -393,7 +393,10 @@ class TestBuilding:
         def both() -> tuple[pd.DataFrame, pd.DataFrame]:
             return pd.DataFrame({"x": [1]}), pd.DataFrame({"x": [2]})
 
-        built = {c.check_key.asset_key.path[0]: c for c in build_manifest_checks(both)}
+        (together,) = build_manifest_checks(both)
+        assert {k.asset_key.path[0] for k in together.check_keys} == {"one", "two"}
+        assert {"io_manager", "lake"} <= together.required_resource_keys
+        built = {c.check_key.asset_key.path[0]: c for c in build_manifest_checks(both, blocking=True)}
         assert set(built) == {"one", "two"}
         assert ["lake" in built[name].required_resource_keys for name in ("one", "two")] == [False, True]
 

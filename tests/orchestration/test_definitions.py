@@ -68,11 +68,9 @@ def test_the_code_version_is_a_function_of_the_export_alone():
     assert len(changed) == 4
 
 
-def test_partitions_and_bundles_are_refused_until_they_come():
+def test_partitions_are_refused_until_they_come():
     with pytest.raises(rd.ConfigError, match="partitions_def on exports comes later"):
         rd.build_export_asset(_orders(), partitions_def=dg.StaticPartitionsDefinition(["a"]))
-    with pytest.raises(rd.ConfigError, match="bundle=True comes later"):
-        _definitions([_orders()], rd.LocalIOManager(path="x"), bundle=True)
     with pytest.raises(rd.ConfigError, match="at least one export"):
         _definitions([], rd.LocalIOManager(path="x"))
     with pytest.raises(rd.ConfigError, match="name='orders' is also the step of an export"):

@@ -24,7 +24,7 @@ AT_REST = DestinationCapabilities(
 
 
 def planned(name: str = "orders", *, at: DestinationCapabilities = AT_REST, **settings: Any) -> PlannedExport:
-    said = {k: settings.pop(k) for k in ("uri", "max_retries", "mode") if k in settings}
+    said = {k: settings.pop(k) for k in ("uri", "max_retries", "mode", "bundled") if k in settings}
     said = {"uri": f"file:///lake/{name}", **said}
     return PlannedExport(name=name, output=resolve_output(**settings), capabilities=at, **said)
 
@@ -49,6 +49,11 @@ def test_a_stream_cannot_be_divided() -> None:
 def test_a_stream_cannot_be_divided_into_ranges_of_any_shape(mode: Chunked) -> None:
     assert found(planned(at=STREAM, format="csv", mode=mode))["stdout-no-chunked"] is Level.REJECTED
     assert found(planned(mode=mode)) == {}
+
+
+def test_a_stream_cannot_be_one_of_several_in_a_step() -> None:
+    assert found(planned(at=STREAM, format="csv", bundled=True))["stdout-no-bundle"] is Level.REJECTED
+    assert found(planned(bundled=True)) == {}
 
 
 def test_a_stream_cannot_be_read_back() -> None:
@@ -150,6 +155,7 @@ def test_no_rule_knows_a_destination_by_its_name() -> None:
     for rule in (
         "stdout-no-split",
         "stdout-no-chunked",
+        "stdout-no-bundle",
         "stdout-single-export",
         "stdout-no-receipt",
         "csv-no-codec-on-stdout",

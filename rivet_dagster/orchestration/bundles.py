@@ -1,0 +1,194 @@
+"""Many exports in one step, several at a time: small tables must not pay for a process each."""
+
+import logging
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import dagster as dg
+
+from rivet_dagster.attempt import Extraction
+from rivet_dagster.errors import RivetError, SourceError
+from rivet_dagster.exports.spec import Export
+from rivet_dagster.orchestration.assets import require
+from rivet_dagster.orchestration.failures import exports_failure, text_of
+from rivet_dagster.orchestration.handle import ExportHandle
+from rivet_dagster.orchestration.io_managers import ExportIOManager
+from rivet_dagster.orchestration.outputs import Asked, Outcome, Outlet
+from rivet_dagster.orchestration.resources import DatabaseResource
+from rivet_dagster.orchestration.run_facts import RunFacts
+
+__all__ = ["bundle_asset"]
+
+
+def bundle_asset(
+    exports: Mapping[dg.AssetKey, Export],
+    *,
+    name: str,
+    specs: Sequence[dg.AssetSpec],
+    source: str,
+    io_manager_key: str,
+    parallel: int,
+    retry_policy: dg.RetryPolicy | None,
+    pool: str | None,
+) -> dg.AssetsDefinition:
+    """Make one asset of each export, all of them materialized by one step, or by it alone what is selected.
+
+    One that fails does not stop the others: those are materialized, and at the end the step fails with a list. When
+    it is repeated, what is committed is found and not exported again.
+
+    Args:
+        exports: by the key of the asset.
+        name: of the step.
+        specs: of the assets.
+        source: key of the `DatabaseResource` to read from.
+        io_manager_key: key of the IO manager, which is the destination.
+        parallel: how many exports run at a time.
+        retry_policy: how often Dagster repeats the step after a failure that may pass.
+        pool: of the step.
+    """
+    metadata = {spec.key: spec.metadata for spec in specs}
+
+    @dg.multi_asset(
+        name=name,
+        specs=[spec.replace_attributes(skippable=True).with_io_manager_key(io_manager_key) for spec in specs],
+        can_subset=True,
+        required_resource_keys={source, io_manager_key},
+        retry_policy=retry_policy,
+        pool=pool,
+    )
+    def _bundle(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
+        outlet = require(context, io_manager_key, ExportIOManager).outlet
+        database = require(context, source, DatabaseResource)
+        step = _Step(context, outlet, parallel=parallel)
+        wanted = [key for key in exports if key in context.selected_asset_keys]
+        yield from step.run({k: (ExportHandle(export=exports[k], database=database), metadata[k]) for k in wanted})
+
+    return _bundle
+
+
+class _Step:
+    """One run of a bundle. Only its own thread talks to Dagster: workers commit, and say what there is to say."""
+
+    def __init__(self, context: dg.AssetExecutionContext, outlet: Outlet, *, parallel: int) -> None:
+        self._context, self._outlet, self._parallel = context, outlet, parallel
+        self._facts = RunFacts.of(context)
+        # What workers say, in order: log records, and then what became of an export.
+        self._said: queue.SimpleQueue[logging.LogRecord | tuple[dg.AssetKey, Future[Outcome]]] = queue.SimpleQueue()
+        # Of this run alone, so not one that the process shares.
+        self._log = logging.Logger("rivet_dagster.bundle", logging.DEBUG)  # noqa: LOG001
+        self._log.addHandler(_Relay(self._said))
+        self._lock = threading.Lock()
+        # By worker: each reads one export at a time.
+        self._reading: dict[int, Extraction] = {}
+        self._stopped = False
+
+    def run(
+        self, wanted: Mapping[dg.AssetKey, tuple[ExportHandle, Mapping[str, Any]]]
+    ) -> Iterator[dg.MaterializeResult[Any]]:
+        """Yield what is committed, as it is; raise at the end for what is not."""
+        failed: dict[str, Exception] = {}
+        uri = self._open()
+        workers = ThreadPoolExecutor(self._parallel, thread_name_prefix="bundle")
+        try:
+            for key, (handle, metadata) in wanted.items():
+                exporting = workers.submit(self._export, key, handle, metadata)
+                exporting.add_done_callback(partial(self._done, key))
+            left = len(wanted)
+            while left:
+                said = self._said.get()
+                if isinstance(said, logging.LogRecord):
+                    self._context.log.log(said.levelno, "%s", said.getMessage())
+                    continue
+                left -= 1
+                yield from self._ended(*said, failed)
+        except BaseException:
+            self._stop()
+            raise
+        finally:
+            # Nothing writes to the destination any more after this.
+            workers.shutdown(wait=True, cancel_futures=True)
+        if failed:
+            failure = exports_failure(failed, of=len(wanted), capabilities=self._outlet.capabilities, uri=uri)
+            raise failure from failure.__cause__
+
+    def _open(self) -> str:
+        """Build the client once, before workers want it: each of them meets what fails here, and says so."""
+        with suppress(RivetError):
+            return self._outlet.open_destination().uri()
+        return self._outlet.kind
+
+    def _export(self, key: dg.AssetKey, handle: ExportHandle, metadata: Mapping[str, Any]) -> Outcome:
+        partitions = tuple(sorted(self._context.partition_keys)) if self._context.has_partition_key else None
+        asked = Asked(
+            asset_key=key,
+            partition_keys=partitions,
+            definition_metadata=metadata,
+            facts=self._facts,
+            log=self._log,
+            bundled=True,
+            begun=self._begun,
+        )
+        return self._outlet.deliver(asked, handle)
+
+    def _done(self, key: dg.AssetKey, exporting: Future[Outcome]) -> None:
+        self._said.put((key, exporting))
+
+    def _ended(
+        self, key: dg.AssetKey, exporting: Future[Outcome], failed: dict[str, Exception]
+    ) -> Iterator[dg.MaterializeResult[Any]]:
+        name = "/".join(key.path)
+        try:
+            outcome = exporting.result()
+        except Exception as e:  # noqa: BLE001 (the others go on; it is raised at the end)
+            self._fail(name, e, failed)
+            return
+        for partition, error in outcome.failed.items():
+            self._fail(name if partition is None else f"{name}/{partition}", error, failed)
+        if outcome.failed:
+            return
+        said, version = outcome.metadata(), outcome.data_version()
+        for partition, metadata in said.items():
+            if partition is not None:
+                self._context.add_asset_metadata(metadata, asset_key=key, partition_key=partition)
+        yield dg.MaterializeResult(
+            asset_key=key, metadata=said.get(None), data_version=dg.DataVersion(version) if version else None
+        )
+
+    def _fail(self, name: str, error: Exception, failed: dict[str, Exception]) -> None:
+        failed[name] = error
+        self._context.log.error("export '%s': %s", name, text_of(error))
+
+    def _begun(self, extraction: Extraction) -> None:
+        # A small table is read as soon as it is begun: then it is the publishing that must not happen any more.
+        extraction.gates = (*extraction.gates, self._go_on)
+        with self._lock:
+            self._reading[threading.get_ident()] = extraction
+            stopped = self._stopped
+        if stopped:
+            extraction.close()
+
+    def _go_on(self) -> None:
+        if self._stopped:
+            raise SourceError("the step was stopped; nothing of this export was published")
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._stopped, reading = True, list(self._reading.values())
+        for extraction in reading:
+            extraction.close()
+
+
+class _Relay(logging.Handler):
+    """Takes what a worker logs to the step's own thread."""
+
+    def __init__(self, said: "queue.SimpleQueue[Any]") -> None:
+        super().__init__()
+        self._said = said
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._said.put(record)
