@@ -22,6 +22,10 @@ from rivet_dagster.orchestration.failures import leave_out_foreign_texts
 
 __all__ = ["Delivered", "dataset_of", "table_of"]
 
+# Arrow reads CSV in blocks, and each record has to fit into one of them.
+_BLOCKS_BYTES = (1 << 20, 1 << 25, 1 << 30)
+_LAZY_BLOCK_BYTES = 1 << 24
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
@@ -40,7 +44,8 @@ class Delivered:
 def dataset_of(deliveries: Sequence[Delivered]) -> ds.Dataset:
     """Lazy: a part is read when the dataset is scanned, and an error of the store is raised then.
 
-    Columns that CSV has no type for (binary, UUID, JSON) are text in the dataset of a CSV delivery.
+    Columns that Arrow reads from no CSV (binary, UUID, JSON, decimals of more than 38 digits, half floats) are text in
+    the dataset of a CSV delivery, and a record of it has at most 16 MiB.
 
     Raises:
         ReadError: a part is not as its manifest says, or columns cannot be read back.
@@ -78,28 +83,48 @@ def _of_one_schema(deliveries: Sequence[Delivered]) -> Iterator[None]:
 
 
 def _table(delivered: Delivered) -> pa.Table:
-    table = _dataset(delivered).to_table()
     if delivered.manifest.format != "csv":
-        return table
+        return _dataset(delivered).to_table()
+    where = delivered.manifest.destination_uri
+    table = _csv_table(delivered)
     for column in delivered.manifest.content.columns if delivered.manifest.content else ():
-        kind = arrow_type(column, where=delivered.manifest.destination_uri)
-        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        kind = arrow_type(column, where=where)
+        if _is_bytes(kind):
             hexed = table[column.name].to_pylist()
-            raw = pa.array([None if x is None else bytes.fromhex(x) for x in hexed], kind)
-            table = table.set_column(table.schema.get_field_index(column.name), column.name, raw)
+            read: Any = pa.array([None if x is None else bytes.fromhex(x) for x in hexed], kind)
+        elif _is_number_as_text(kind):
+            read = table[column.name].cast(kind)
+        else:
+            continue
+        table = table.set_column(table.schema.get_field_index(column.name), column.name, read)
     return table
 
 
-def _dataset(delivered: Delivered) -> ds.Dataset:
+def _csv_table(delivered: Delivered, blocks_bytes: Sequence[int] = _BLOCKS_BYTES) -> pa.Table:
+    try:
+        return _dataset(delivered, block_bytes=blocks_bytes[0]).to_table()
+    except pa.ArrowException as e:
+        if blocks_bytes[1:] and "block size" in str(e):
+            return _csv_table(delivered, blocks_bytes[1:])
+        msg = (
+            f"{delivered.manifest.destination_uri}: Arrow cannot read these rows from CSV ({e}); export them as "
+            "Parquet, or read the parts with another tool"
+        )
+        raise ReadError(msg) from e
+
+
+def _dataset(delivered: Delivered, *, block_bytes: int = _LAZY_BLOCK_BYTES) -> ds.Dataset:
     parts = delivered.parts
     csv = delivered.manifest.format == "csv"
     if not parts:
-        return ds.dataset(_schema(delivered, csv=csv).empty_table())
+        schema = _schema(delivered, csv=csv)
+        # Not `empty_table`, which knows no extension types within others.
+        return ds.dataset(pa.table([pa.chunked_array([], f.type) for f in schema], schema=schema))
     # Arrow knows a codec by the end of a name, and this one under its own name only.
     shown = {f"{key}d" if key.endswith(".zst") else key: key for key in parts}
     files = pafs.PyFileSystem(_Files(delivered.destination, parts, shown))
-    layout = _csv(_schema(delivered, csv=True)) if csv else ds.ParquetFileFormat()
     schema = _schema(delivered, csv=True) if csv else None
+    layout = ds.ParquetFileFormat() if schema is None else _csv(schema, block_bytes=block_bytes)
     return ds.dataset(list(shown), schema=schema, format=layout, filesystem=files)
 
 
@@ -116,11 +141,19 @@ def _schema(delivered: Delivered, *, csv: bool) -> pa.Schema:
 
 
 def _is_text_in_csv(kind: pa.DataType) -> bool:
-    binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
-    return binary or isinstance(kind, pa.BaseExtensionType)
+    return _is_bytes(kind) or _is_number_as_text(kind) or isinstance(kind, pa.BaseExtensionType)
 
 
-def _csv(schema: pa.Schema) -> ds.CsvFileFormat:
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+def _is_number_as_text(kind: pa.DataType) -> bool:
+    """Arrow converts these from text, but not while it reads CSV."""
+    return bool(pa.types.is_decimal256(kind) or pa.types.is_float16(kind))
+
+
+def _csv(schema: pa.Schema, *, block_bytes: int) -> ds.CsvFileFormat:
     # Text is always quoted and NULL never is; a single NULL column makes an empty line.
     convert = pacsv.ConvertOptions(
         column_types=schema,
@@ -131,7 +164,8 @@ def _csv(schema: pa.Schema) -> ds.CsvFileFormat:
         false_values=["false"],
     )
     parse = pacsv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
-    return ds.CsvFileFormat(parse_options=parse, convert_options=convert)
+    read = pacsv.ReadOptions(block_size=block_bytes)
+    return ds.CsvFileFormat(parse_options=parse, convert_options=convert, read_options=read)
 
 
 class _PartFile(io.RawIOBase):

@@ -135,6 +135,43 @@ def test_line_ends_in_text_survive_a_part_that_is_read_in_pieces(instance, lake)
     assert given.equals(rows)
 
 
+def test_long_records_and_numbers_that_arrow_reads_from_no_csv_come_back(instance, lake):
+    rows = pa.table(
+        {
+            "text": ['one "long"\r\n' * 250_000, ""],
+            "wide": pa.array([Decimal("-1e-20"), None], pa.decimal256(60, 20)),
+            "half": pa.array([float("inf"), None], pa.float16()),
+        }
+    )
+    _, given = _load(instance, lake, pa.Table, rows, metadata={"rivet/format": "csv"})
+    assert given.equals(rows)
+    result, given = _load(instance, lake, ds.Dataset, rows, metadata={"rivet/format": "csv"})
+    assert result.success
+    assert given.to_table(columns=["text", "wide"])["wide"].to_pylist() == ["-0.00000000000000000001", None]
+
+
+def test_csv_that_arrow_cannot_read_says_so_and_is_not_retried(instance, lake):
+    rows = pa.table({"day": pa.array([-1_000_000], pa.int32()).view(pa.date32())})
+    result, _ = _load(instance, lake, pa.Table, rows, metadata={"rivet/format": "csv"})
+    said = failure(result, "down").user_failure_data
+    for word in (f"{lake.as_uri()}/orders/", "-0768-02-04", "Parquet"):
+        assert word in said.description
+
+
+def test_an_empty_delivery_has_its_nested_columns(instance, lake):
+    kinds = [
+        pa.struct(
+            [pa.field("a b", pa.list_(pa.field("element", pa.decimal128(3, 1)))), ("t", pa.timestamp("us", "UTC"))]
+        ),
+        pa.map_(pa.string(), pa.struct([pa.field("n", pa.int8(), nullable=False)])),
+        pa.list_(pa.field("element", pa.large_list(pa.field("element", pa.uuid())), nullable=False), 3),
+        pa.bool8(),
+    ]
+    schema = pa.schema([pa.field(f"c{i}", kind) for i, kind in enumerate(kinds)])
+    _, given = _load(instance, lake, pa.Table, rd.Batches([], schema=schema))
+    assert given.schema == schema
+
+
 def test_an_annotation_that_is_not_supported_names_those_that_are(instance, lake):
     result, _ = _load(instance, lake, list)
     said = failure(result, "down").user_failure_data.description
