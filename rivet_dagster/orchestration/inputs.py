@@ -56,13 +56,17 @@ def load(context: dg.InputContext, *, kind: str, open_destination: Callable[[], 
 
     The annotation of the input says as what: `pandas.DataFrame` (also without one), `pyarrow.Table`,
     `pyarrow.RecordBatchReader`, `pyarrow.dataset.Dataset` (lazy) or `ExportReceipt`. Several partitions come
-    concatenated in the order of their keys, or each on its own for a `dict` of these.
+    concatenated in the order of their keys, or each on its own for a `dict` of these. Where there is
+    none, as for the first partition of an asset that depends on its own previous one, it is `None` or an empty `dict`.
 
     Raises:
         dagster.Failure: there is no complete dataset, or the annotation asks for something else.
         DestinationError: the store failed; it may succeed when it is repeated.
     """
     try:
+        if not context.has_asset_key:
+            msg = f"input {context.name!r}: expected one that is an asset, found one that is not; load it in an asset"
+            raise ConfigError(msg)
         wanted, each = _wanted(context)
         destination = open_destination()
         if not isinstance(destination, ObjectDestination):
@@ -71,6 +75,8 @@ def load(context: dg.InputContext, *, kind: str, open_destination: Callable[[], 
         found = {key: _find(context, destination, key) for key in _keys(context)}
         if each:
             return {key: _as(wanted, [one]) for key, one in found.items()}
+        if not found:
+            return None
         return _as(wanted, list(found.values()))
     except RivetError as e:
         failure = as_dagster_failure(e, capabilities=None, uri=kind)

@@ -364,6 +364,42 @@ def test_one_partition_reads_only_itself(instance, lake):
     assert given == ["a", "c/d"]
 
 
+def test_the_first_partition_of_an_asset_that_depends_on_its_previous_one_gets_nothing(instance, lake):
+    days = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-03")
+    before = dg.AssetIn(partition_mapping=dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1))
+    given = []
+
+    @dg.asset(partitions_def=days, ins={"total": before})
+    def total(total: pd.DataFrame | None) -> pd.DataFrame:
+        given.append(total if total is None else total["n"].tolist())
+        return pd.DataFrame({"n": [1] if total is None else [1, *total["n"]]})
+
+    @dg.asset(partitions_def=days, ins={"each": before})
+    def each(each: dict[str, pd.DataFrame]) -> pd.DataFrame:
+        given.append(sorted(each))
+        return pd.DataFrame({"n": [1]})
+
+    io_manager = rd.LocalIOManager(path=str(lake))
+    for asset in (total, each):
+        for day in ("2024-01-01", "2024-01-02"):
+            assert run([asset], io_manager, instance, partition_key=day).success
+    assert given == [None, [1], [], ["2024-01-01"]]
+
+
+def test_an_input_that_is_no_asset_is_refused(instance, lake):
+    @dg.op(ins={"rows": dg.In(input_manager_key="io_manager")})
+    def plain_op(rows):
+        raise AssertionError
+
+    @dg.job(resource_defs={"io_manager": rd.LocalIOManager(path=str(lake))})
+    def job():
+        plain_op()
+
+    result = job.execute_in_process(instance=instance, raise_on_error=False)
+    said = failure(result, "plain_op").user_failure_data
+    assert "input 'rows': expected one that is an asset" in said.description
+
+
 def _commit(io_manager, frame):
     # Closed at once: Dagster's own storage behind it minds being closed by the garbage collector.
     with dg.build_output_context(asset_key=dg.AssetKey("orders")) as context:
