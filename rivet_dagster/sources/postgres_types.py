@@ -83,7 +83,9 @@ def plan_column(column: str, field: pa.Field) -> ColumnPlan:
     # A type of the same name in another schema is not the built-in one; the Arrow type tells them apart.
     if _NATIVE.get(name) == field.type:
         return ColumnPlan(expression=column, travels_as=field.type, arrives_as=field.type)
-    as_text = ColumnPlan(expression=f"{column}::text", travels_as=pa.string(), arrives_as=pa.string())
+    # Its cast to text would add the mask of a single host, which PostgreSQL itself does not show.
+    text = f"textin(inet_out({column}))" if name == "inet" else f"{column}::text"
+    as_text = ColumnPlan(expression=text, travels_as=pa.string(), arrives_as=pa.string())
     if name == "oid" and field.type == pa.int32():
         return ColumnPlan(expression=f"{column}::int8", travels_as=pa.int64(), arrives_as=pa.int64())
     if name == "numeric":

@@ -59,6 +59,8 @@ EXPORTED: list[tuple[str, pa.DataType, Any]] = [
     ("interval '1 year 2 mons -3 days 4:05:06.789'", pa.string(), "P1Y2M-3DT4H5M6.789S"),
     ("'1234.5'::money", pa.string(), "$1,234.50"),
     ("'10.0.0.1/8'::inet", pa.string(), "10.0.0.1/8"),
+    ("'10.0.0.1'::inet", pa.string(), "10.0.0.1"),
+    ("ARRAY['10.0.0.1']::inet[]", pa.string(), "{10.0.0.1}"),
     ("'10.0.0.0/8'::cidr", pa.string(), "10.0.0.0/8"),
     ("'08:00:2b:01:02:03'::macaddr", pa.string(), "08:00:2b:01:02:03"),
     ("B'0101'", pa.string(), "0101"),
