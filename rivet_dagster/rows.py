@@ -43,12 +43,14 @@ class Query:
         table: as the user wrote it, e.g. "public.orders".
         sql: one select statement.
         casts: column name → the type to read it as, e.g. {"x": "text"}.
+        coerce: columns in which a value that would be refused becomes NULL, and is counted.
         within: only the rows of this range; only for a `SplittableSource`.
     """
 
     table: str | None = None
     sql: str | None = None
     casts: Mapping[str, str]
+    coerce: frozenset[str] = frozenset()
     within: KeyRange | None = None
 
 
@@ -68,6 +70,11 @@ class ResultStream(Protocol):
     @property
     def columns(self) -> tuple[ResultColumn, ...]:
         """In order; names are unique."""
+        ...
+
+    @property
+    def coerced(self) -> Mapping[str, int]:
+        """How many values became NULL so far, for each column of the query's `coerce`."""
         ...
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:

@@ -24,6 +24,7 @@ import rivet_dagster as rd
 from rivet_dagster import errors
 from rivet_dagster.contract import DestinationCapabilities
 from rivet_dagster.exports.plan import Level
+from tests.sources.type_tables import BEGIN, END, tables
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -258,6 +259,19 @@ def test_the_fields_of_an_export_are_all_named() -> None:
     assert set(_names(sentence)) == set(rd.Export.model_fields)
 
 
+def test_the_tables_of_types_are_those_that_are_tried_on_the_databases() -> None:
+    _, _, rest = README.partition(BEGIN)
+    said, end, _ = rest.partition(END)
+    assert end
+    assert said.strip() == tables().strip()
+
+
+def test_the_example_of_policies_is_one(snippet: Any) -> None:
+    visits = snippet('errors="coerce"')["visits"]
+    assert visits.source_query.coerce == {"valid_until", "price"}
+    assert visits.source_query.casts == {"opening_hours": "text", "price": "numeric(12, 2)"}
+
+
 def test_every_error_and_what_to_do_is_listed() -> None:
     said = {n for row in _table(_section("Errors and log lines"), "error") for n in _names(row["error"])}
     public = {n for n in rd.__all__ if inspect.isclass(c := getattr(rd, n)) and issubclass(c, errors.RivetError)}
@@ -298,7 +312,7 @@ def _run(asset: Any, io_manager: Any, tmp_path: Path) -> tuple[dict[str, Any], l
 
 
 # Only where there is something to say.
-_SOMETIMES = {"rivet/notes", "rivet/attempts", "rivet/consistency", "rivet/source_retries"}
+_SOMETIMES = {"rivet/notes", "rivet/attempts", "rivet/coerced", "rivet/consistency", "rivet/source_retries"}
 
 
 def _said_of_metadata() -> tuple[set[str], set[str]]:

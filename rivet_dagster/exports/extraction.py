@@ -16,6 +16,7 @@ from rivet_dagster.exports.chunked import RangesReading, key_of, ranges_of, rows
 from rivet_dagster.exports.content import content_of_export, content_of_value, schema_of_export, schema_of_value
 from rivet_dagster.exports.modes import Chunked
 from rivet_dagster.exports.output import OutputSettings
+from rivet_dagster.exports.pace import Pace
 from rivet_dagster.exports.progress import Progress, estimate_of
 from rivet_dagster.exports.reading import Encoder, Reading
 from rivet_dagster.exports.spec import Export
@@ -41,6 +42,7 @@ class Extraction:
         parallel: how many parts are encoded at a time.
         said: what is known of the reading, as metadata.
         retried: why reading was begun again, each time.
+        coerced: how many values became NULL that would have been refused, by column.
         gates: called after the last row.
         suffix: of the parts, e.g. ".csv.gz".
         skip_empty: a run without rows leaves the dataset as it was.
@@ -53,6 +55,7 @@ class Extraction:
     parallel: int = 1
     said: Mapping[str, Any] = field(default_factory=dict)
     retried: Sequence[str] = ()
+    coerced: Callable[[], Mapping[str, int]] = dict
     gates: Sequence[Callable[[], None]] = field(default=())
     suffix: str = field(init=False)
     skip_empty: bool = field(init=False)
@@ -74,10 +77,13 @@ class Extraction:
 
     def counters(self) -> Mapping[str, Any]:
         """What was counted while reading, and how it was read: metadata."""
-        if not self.retried:
-            return self.said
-        causes = list(self.retried[:_SHOWN_RETRIES])
-        return {**self.said, "rivet/source_retries": {"count": len(self.retried), "causes": causes}}
+        said = dict(self.said)
+        if coerced := self.coerced():
+            said["rivet/coerced"] = coerced
+        if self.retried:
+            causes = list(self.retried[:_SHOWN_RETRIES])
+            said["rivet/source_retries"] = {"count": len(self.retried), "causes": causes}
+        return said
 
     def close(self) -> None:
         """Stop reading and free the source; may be called at any time and again."""
@@ -93,6 +99,7 @@ def plan_export(
     head: Manifest | None,
     log: logging.Logger = _LOG,
     clock: Callable[[], float] = time.monotonic,
+    max_rows_per_second: int | None = None,
 ) -> Extraction:
     """Ask the source to describe the result; read no row.
 
@@ -104,6 +111,7 @@ def plan_export(
         head: of the prefix, as it is when the run begins.
         log: told of the progress, by the thread that calls this.
         clock: seconds that only rise.
+        max_rows_per_second: how fast the rows may come, whoever reads them.
 
     Raises:
         ConfigError: the columns cannot be exported like this, or not in ranges; the source is free again.
@@ -115,7 +123,13 @@ def plan_export(
     estimate = partial(estimate_of, source, export.source_query)
     progress = Progress(log, subject=subject, estimate=estimate, clock=clock)
     asked = _Asked(
-        export=export, export_name=export_name, source=source, output=output, subject=subject, progress=progress
+        export=export,
+        export_name=export_name,
+        source=source,
+        output=output,
+        subject=subject,
+        progress=progress,
+        pace=Pace(max_rows_per_second, clock=clock),
     )
     if isinstance(export.mode, Chunked):
         return _in_ranges(asked, export.mode)
@@ -175,6 +189,7 @@ class _Asked:
     output: OutputSettings
     subject: str
     progress: Progress
+    pace: Pace
 
     def described(self, stream: ResultStream) -> tuple[Content, Encoder]:
         """What the manifest will say, and how rows become parts.
@@ -195,7 +210,14 @@ class _Asked:
             schema=schema,
             described=stream.columns,
         )
-        return content, Encoder(schema=schema, output=self.output, subject=self.subject, progress=self.progress)
+        return content, Encoder(
+            schema=schema,
+            output=self.output,
+            subject=self.subject,
+            progress=self.progress,
+            pace=self.pace,
+            coerce=self.export.source_query.coerce,
+        )
 
 
 def _whole(asked: _Asked) -> Extraction:
@@ -204,7 +226,12 @@ def _whole(asked: _Asked) -> Extraction:
     content, encoder = asked.described(stream)
     reading = Reading(encoder, partial(asked.source.open, query), opened=stream)
     return Extraction(
-        content=content, output=asked.output, read=reading.parts, stop=reading.close, retried=encoder.retried
+        content=content,
+        output=asked.output,
+        read=reading.parts,
+        stop=reading.close,
+        retried=encoder.retried,
+        coerced=encoder.coerced_values,
     )
 
 
@@ -234,6 +261,7 @@ def _in_ranges(asked: _Asked, mode: Chunked) -> Extraction:
         parallel=ranges.workers,
         said={"rivet/consistency": snapshot.consistency},
         retried=encoder.retried,
+        coerced=encoder.coerced_values,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -23,6 +23,7 @@ from rivet_dagster.exports.columns import conform
 from rivet_dagster.exports.encode import encode
 from rivet_dagster.exports.handoff import Handoff
 from rivet_dagster.exports.output import OutputSettings
+from rivet_dagster.exports.pace import Pace
 from rivet_dagster.exports.progress import Progress
 from rivet_dagster.rows import ResultStream
 
@@ -45,14 +46,20 @@ class Encoder:
         output: how parts come out.
         subject: the export, as messages begin.
         progress: counts what passes.
+        pace: how fast rows may come, all readings together.
+        coerce: the columns in which a value that would be refused is NULL.
         retried: why a reading was begun again, each time.
+        coerced: of each reading that was read to its end, how many values became NULL.
     """
 
     schema: pa.Schema
     output: OutputSettings
     subject: str
     progress: Progress
+    pace: Pace = field(default_factory=lambda: Pace(None))
+    coerce: frozenset[str] = frozenset()
     retried: list[str] = field(default_factory=list)
+    coerced: list[Mapping[str, int]] = field(default_factory=list)
 
     def parts(self, batches: Iterable[pa.RecordBatch], stage: Callable[[], Staged]) -> Iterator[EncodedPart]:
         """Check, count and encode batches; see `encode` for what it raises."""
@@ -61,6 +68,10 @@ class Encoder:
             for part in parts:
                 self.progress.part()
                 yield part
+
+    def coerced_values(self) -> dict[str, int]:
+        """How many values became NULL in what was read to its end: of each column in which one may, also none."""
+        return {column: sum(counts[column] for counts in self.coerced) for column in sorted(self.coerce)}
 
 
 class Reading:
@@ -128,7 +139,9 @@ class Reading:
         self._go_on()
         stream, self._unread = self._unread or self._open(), None
         queue: Handoff[pa.RecordBatch] = Handoff(givers=1, most=_AHEAD_BYTES)
-        reader = threading.Thread(target=_read, args=(stream, queue), name="read-ahead", daemon=True)
+        reader = threading.Thread(
+            target=_read, args=(stream, queue, self._encoder.pace), name="read-ahead", daemon=True
+        )
         try:
             with self._lock:
                 # Whoever closes this later finds all that there is to stop.
@@ -137,6 +150,8 @@ class Reading:
                 reader.start()
                 self._reader = reader
             yield from queue.items()
+            if self._encoder.coerce:
+                self._encoder.coerced.append(stream.coerced)
         finally:
             queue.close()
             stream.close()
@@ -155,12 +170,13 @@ class Reading:
         )
 
 
-def _read(stream: ResultStream, queue: Handoff[pa.RecordBatch]) -> None:
+def _read(stream: ResultStream, queue: Handoff[pa.RecordBatch], pace: Pace) -> None:
     error: BaseException | None = None
     try:
         for batch in stream:
             if not queue.give(batch, weight=batch.nbytes):
                 return
+            pace.keep(batch.num_rows, queue.closed_within)
     except BaseException as e:  # noqa: BLE001 (raised where the batches are taken)
         error = e
     finally:

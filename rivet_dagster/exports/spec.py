@@ -21,15 +21,34 @@ __all__ = ["Batches", "Cast", "Export", "cast"]
 
 
 class Cast(BaseModel):
-    """How one column leaves the database."""
+    """How one column is read; see `cast`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    type: str = Field(min_length=1, description='The type to read the column as, e.g. "text".')
+    type: str | None = Field(
+        default=None, min_length=1, description='The type to read the column as, e.g. "text"; its own without it.'
+    )
+    errors: Literal["raise", "coerce"] = Field(
+        default="raise",
+        description='What becomes of a value that the type cannot hold: the export fails, or it is NULL ("coerce").',
+    )
+
+    @model_validator(mode="after")
+    def _something(self) -> Cast:
+        if self.type is None and self.errors == "raise":
+            msg = 'cast: expected a type, errors="coerce" or both, found neither'
+            raise ConfigError(msg)
+        return self
 
 
-def cast(type_name: str) -> Cast:
-    """Have the database convert a column before it is read: a value of `Export.columns`."""
-    return Cast(type=type_name)
+def cast(type_name: str | None = None, *, errors: Literal["raise", "coerce"] = "raise") -> Cast:
+    """Say how a column is read: a value of `Export.columns`.
+
+    Args:
+        type_name: the type to read it as, e.g. "text"; `None` leaves it the type it has.
+        errors: what becomes of a value that the type cannot hold, like an infinite date. "raise": the export fails and
+            names the column. "coerce": it becomes NULL and is counted in the metadata, `rivet/coerced`.
+    """
+    return Cast(type=type_name, errors=errors)
 
 
 class Export(BaseModel):
@@ -62,7 +81,8 @@ class Export(BaseModel):
         default=False, description="A run without rows leaves the dataset as it was instead of emptying it."
     )
     columns: Mapping[str, Cast] = Field(
-        default_factory=dict, description='Columns to read as another type, e.g. {"tags": cast("text")}.'
+        default_factory=dict,
+        description='How columns are read that are not read as they are, e.g. {"tags": cast("text")}.',
     )
 
     @field_validator("name")
@@ -121,8 +141,9 @@ class Export(BaseModel):
     @property
     def source_query(self) -> Query:
         """What a source is asked for."""
-        casts = {name: how.type for name, how in self.columns.items()}
-        return Query(table=self.table and self.table.strip(), sql=self.query, casts=casts)
+        casts = {name: how.type for name, how in self.columns.items() if how.type is not None}
+        coerce = frozenset(name for name, how in self.columns.items() if how.errors == "coerce")
+        return Query(table=self.table and self.table.strip(), sql=self.query, casts=casts, coerce=coerce)
 
 
 class Batches:

@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Generator, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -23,7 +24,7 @@ from rivet_dagster.sources.description import (
     split_name,
     what_is_read,
 )
-from rivet_dagster.sources.guards import refused
+from rivet_dagster.sources.guards import Misfits, refused
 from rivet_dagster.sources.mysql_errors import hint_for as mysql_hint
 from rivet_dagster.sources.mysql_errors import is_transient as mysql_transient
 from rivet_dagster.sources.sqlstate import hint_for, is_transient, sqlstate_of_refusal
@@ -124,14 +125,16 @@ class AnyUrlSource:
                     text, execution_options={"stream_results": True, "no_parameters": True}
                 )
             columns = _columns(result, query, declared)
+            misfits = Misfits(query.coerce)
         except BaseException:
             _end(connection, engine)
             raise
         return BatchStream(
             columns,
-            self._batches(result, columns, query),
+            self._batches(result, columns, query, misfits),
             cancel=lambda: _cancel(connection),
             release=lambda: _end(connection, engine),
+            misfits=misfits,
             batch_rows=self._batch_rows,
             batch_bytes=self._batch_bytes,
         )
@@ -153,7 +156,7 @@ class AnyUrlSource:
         )
 
     def _batches(
-        self, result: Any, columns: tuple[ResultColumn, ...], query: Query
+        self, result: Any, columns: tuple[ResultColumn, ...], query: Query, misfits: Misfits
     ) -> Generator[pa.RecordBatch, None, None]:
         schema = schema_of(columns)
         step = min(_FIRST_ROWS, self._batch_rows)
@@ -163,7 +166,7 @@ class AnyUrlSource:
             if not rows:
                 return
             arrays = [
-                column_array(column.name, values, column.arrow_type)
+                misfits.converted(column.name, values, partial(column_array, column.name, arrow=column.arrow_type))
                 for column, values in zip(columns, zip(*rows, strict=True), strict=True)
             ]
             batch = pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -132,7 +132,7 @@ def check_columns(names: Sequence[str], query: Query) -> None:
         raise ConfigError(f"{what}: column names must be unique, found {', '.join(twice)}; give each its own with AS")
     if "" in names:
         raise ConfigError(f"{what}: column {names.index('') + 1} has no name; give it one with AS")
-    unknown = [name for name in query.casts if name not in names]
+    unknown = [name for name in sorted({*query.casts, *query.coerce}) if name not in names]
     if unknown:
         raise ConfigError(f"{what}: no column {_listed(unknown)} to cast; the columns are {_listed(names)}")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.rows import Consistency, Key, Query, ResultColumn
@@ -15,15 +17,17 @@ from rivet_dagster.sources.description import (
     casts_of,
     check_columns,
     existing_file,
+    positions,
     query_text,
+    quoted,
     schema_of,
     selected,
     what_is_read,
 )
 from rivet_dagster.sources.duckdb_keys import Rows, estimated_rows, range_condition, relation_of
 from rivet_dagster.sources.duckdb_snapshot import DuckDBSnapshot
-from rivet_dagster.sources.duckdb_types import exported_as, plain
-from rivet_dagster.sources.guards import check_temporal, holds_temporal
+from rivet_dagster.sources.duckdb_types import exported_as, may_fail, plain
+from rivet_dagster.sources.guards import Misfits, refused
 from rivet_dagster.sources.ranges import checked_key, no_catalog, sampled_row_bytes, usable_keys
 from rivet_dagster.sources.stream import BatchStream
 from rivet_dagster.sources.url import DatabaseUrl
@@ -154,21 +158,27 @@ class DuckDBSource:
                 condition = range_condition(relation, query.within, alias="r")
                 text = f"{text} AS r WHERE {condition}" if condition else text
             with self._translated(what_is_read(query)):
-                columns, sql = _described(connection, text, query)
+                columns, sql, guarded = _described(connection, text, query)
+            misfits = Misfits(query.coerce)
         except BaseException:
             connection.close()
             raise
         return BatchStream(
             columns,
-            self._batches(connection, sql, schema_of(columns), query),
+            self._batches(connection, sql, query, partial(_arrived, schema_of(columns), guarded, misfits)),
             cancel=connection.interrupt,
             release=connection.close,
+            misfits=misfits,
             batch_rows=self._batch_rows,
             batch_bytes=self._batch_bytes,
         )
 
     def _batches(
-        self, connection: DuckDBPyConnection, sql: str, schema: pa.Schema, query: Query
+        self,
+        connection: DuckDBPyConnection,
+        sql: str,
+        query: Query,
+        arrived: Callable[[pa.RecordBatch], pa.RecordBatch],
     ) -> Generator[pa.RecordBatch, None, None]:
         with self._translated(what_is_read(query)):
             reader = connection.sql(sql).to_arrow_reader(min(self._batch_rows, _FETCH_ROWS))
@@ -179,7 +189,7 @@ class DuckDBSource:
                         batch = reader.read_next_batch()
                     except StopIteration:
                         return
-                yield _arrived(batch, schema)
+                yield arrived(batch)
 
     @contextlib.contextmanager
     def _translated(self, what: str) -> Iterator[None]:
@@ -196,7 +206,10 @@ class DuckDBSource:
             raise SourceError(f"duckdb database {self.database!r}, {what}: {text}{hint}", transient=transient) from None
 
 
-def _described(connection: DuckDBPyConnection, text: str, query: Query) -> tuple[tuple[ResultColumn, ...], str]:
+def _described(
+    connection: DuckDBPyConnection, text: str, query: Query
+) -> tuple[tuple[ResultColumn, ...], str, tuple[str, ...]]:
+    """The result, what is selected for it, and the columns of which it is said behind them where a value was lost."""
     statements = connection.extract_statements(text)
     if [statement.type.name for statement in statements] != ["SELECT"]:
         raise ConfigError(f"{what_is_read(query)}: one select statement was expected")
@@ -204,24 +217,44 @@ def _described(connection: DuckDBPyConnection, text: str, query: Query) -> tuple
     names = relation.columns
     check_columns(names, query)
     if query.casts:
-        text = selected(casts_of(names, query.casts), text, len(names))
-        relation = connection.sql(text)
+        relation = connection.sql(selected(casts_of(names, query.casts), text, len(names)))
     kinds = relation.types
-    sent = {name: kind for name, kind in zip(names, map(exported_as, kinds), strict=True) if kind}
-    sql = selected(casts_of(names, sent), text, len(names)) if sent else text
-    arrow = connection.sql(sql).limit(0).to_arrow_table().schema
+    sent, lost = [], {}
+    for place, name, kind in zip(positions(len(names)), names, kinds, strict=True):
+        own, coerced = exported_as(kind), name in query.coerce
+        value = _cast(place, query.casts.get(name), trying=coerced)
+        value = _cast(value, own, trying=coerced or may_fail(own))
+        sent.append(f"{value} AS {quoted(name)}")
+        if coerced or may_fail(own):
+            lost[name] = f"{place} IS NOT NULL AND {value} IS NULL"
+    sql = (
+        selected([*sent, *lost.values()], text, len(names))
+        if query.casts or lost or any(map(exported_as, kinds))
+        else text
+    )
+    described = list(connection.sql(sql).limit(0).to_arrow_table().schema)[: len(names)]
     columns = tuple(
         ResultColumn(name=name, source_type=str(kind), nullable=True, arrow_type=plain(field.type))
-        for name, kind, field in zip(names, kinds, arrow, strict=True)
+        for name, kind, field in zip(names, kinds, described, strict=True)
     )
-    return columns, sql
+    return columns, sql, tuple(lost)
 
 
-def _arrived(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _cast(value: str, kind: str | None, *, trying: bool) -> str:
+    if kind is None:
+        return value
+    return f"TRY(CAST({value} AS {kind}))" if trying else f"CAST({value} AS {kind})"
+
+
+def _arrived(schema: pa.Schema, guarded: Sequence[str], misfits: Misfits, batch: pa.RecordBatch) -> pa.RecordBatch:
+    for name, flags in zip(guarded, batch.columns[len(schema) :], strict=True):
+        lost = pc.sum(flags).as_py() or 0
+        if name in misfits:
+            misfits.count(name, lost)
+        elif lost:
+            raise refused(name, f"an integer of 39 digits cannot be exported as {schema.field(name).type}")
     arrays = []
-    for field, values in zip(schema, batch.columns, strict=True):
+    for field, values in zip(schema, batch.columns, strict=False):
         array = values.cast(field.type) if pa.types.is_nested(field.type) else values
-        if holds_temporal(field.type):
-            check_temporal(field.name, array)
-        arrays.append(array)
+        arrays.append(misfits.temporal(field.name, array))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -2,7 +2,7 @@
 
 Most types become the Arrow type that DuckDB gives them; nested types stay nested. Cast before they leave:
 
-- HUGEINT, UHUGEINT: DECIMAL(38, 0); DuckDB refuses a value of 39 digits
+- HUGEINT, UHUGEINT: DECIMAL(38, 0); a value of 39 digits is refused
 - UUID, ENUM, BIT, TIME WITH TIME ZONE, INTERVAL, BIGNUM, UNION, VARIANT, GEOMETRY and types without values: text
 - TIMESTAMP_S: TIMESTAMP
 
@@ -20,7 +20,7 @@ from rivet_dagster.sources.description import quoted
 if TYPE_CHECKING:
     from duckdb.sqltypes import DuckDBPyType
 
-__all__ = ["exported_as", "plain"]
+__all__ = ["exported_as", "may_fail", "plain"]
 
 _AS_THEY_ARE = frozenset(
     {
@@ -48,7 +48,8 @@ _AS_THEY_ARE = frozenset(
     }
 )
 _NESTED = frozenset({"list", "array", "struct", "map"})
-_CAST = {"hugeint": "DECIMAL(38,0)", "uhugeint": "DECIMAL(38,0)", "timestamp_s": "TIMESTAMP"}
+_LARGEST = "DECIMAL(38,0)"
+_CAST = {"hugeint": _LARGEST, "uhugeint": _LARGEST, "timestamp_s": "TIMESTAMP"}
 
 
 def plain(arrow: pa.DataType) -> pa.DataType:
@@ -83,3 +84,8 @@ def exported_as(kind: DuckDBPyType) -> str | None:
             return f"STRUCT({', '.join(f'{quoted(name)} {sql}' for name, sql in inner.items())})"
         case _:
             return f"{inner['child']}[{size}]"
+
+
+def may_fail(cast_to: str | None) -> bool:
+    """Whether `exported_as` gave a type that does not hold all values: not integers of 39 digits."""
+    return cast_to is not None and _LARGEST in cast_to

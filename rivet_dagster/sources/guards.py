@@ -1,13 +1,16 @@
-"""Values that a driver hands over wrong, or that no reader could hold: refused, with column and remedy."""
+"""Values that a driver hands over wrong, or that no reader could hold: refused with column and remedy, or made NULL."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rivet_dagster.errors import SourceError
 
-__all__ = ["check_temporal", "holds_temporal", "refused"]
+__all__ = ["Misfits", "check_temporal", "holds_temporal", "refused"]
 
 # Days and seconds from 1970-01-01 to 0001-01-01 and to 9999-12-31, the years that readers agree on.
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
@@ -19,8 +22,82 @@ _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 def refused(column: str, found: str, *, remedy: str = "") -> SourceError:
     """The error for a value that cannot be exported as its column's type."""
-    remedy = remedy or f'to read the column as text, set columns={{"{column}": rd.cast("text")}}'
+    if not remedy:
+        as_text, as_null = (f'{{"{column}": rd.cast({how})}}' for how in ('"text"', 'errors="coerce"'))
+        remedy = f"to read the column as text, set columns={as_text}, to have NULL instead, columns={as_null}"
     return SourceError(f"column {column!r}: {found}; {remedy}, or change the query")
+
+
+class Misfits:
+    """What becomes of the values of one result that their columns cannot hold: an error, or NULL and a count.
+
+    Of one reading, by one thread.
+    """
+
+    def __init__(self, coerced: Collection[str]) -> None:
+        """Count nothing yet.
+
+        Args:
+            coerced: the columns in which such a value becomes NULL; in all others it is an error.
+        """
+        self._counts = dict.fromkeys(sorted(coerced), 0)
+
+    def __contains__(self, column: object) -> bool:
+        """Whether values of this column become NULL."""
+        return column in self._counts
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many values became NULL, by column; zeros too."""
+        return dict(self._counts)
+
+    def count(self, column: str, values: int) -> None:
+        """Count values that were made NULL elsewhere."""
+        self._counts[column] += values
+
+    def without(self, column: str, values: pa.Array, odd: pa.Array, error: Callable[[], SourceError]) -> pa.Array:
+        """Values with NULL where `odd` is true.
+
+        Raises:
+            SourceError: `error`, there is one and the column is none that is coerced.
+        """
+        found = pc.sum(odd).as_py() or 0
+        if not found:
+            return values
+        if column not in self._counts:
+            raise error() from None
+        self.count(column, found)
+        return pc.if_else(pc.fill_null(odd, fill_value=False), pa.scalar(None, values.type), values)
+
+    def converted(self, column: str, values: Any, convert: Callable[[Any], pa.Array]) -> pa.Array:
+        """What `convert` makes of values, an array or a sequence, of which it may refuse some.
+
+        Raises:
+            SourceError: it refused one, and the column is none that is coerced.
+        """
+        try:
+            return convert(values)
+        except SourceError:
+            if column not in self._counts:
+                raise
+        if len(values) == 1:
+            self.count(column, 1)
+            return convert(values[:0]).take(pa.array([None], pa.int8()))
+        # Those that are refused are few, or the column would be another one.
+        half = len(values) // 2
+        return pa.concat_arrays([self.converted(column, some, convert) for some in (values[:half], values[half:])])
+
+    def temporal(self, column: str, values: pa.Array) -> pa.Array:
+        """Values that `check_temporal` lets pass; where it would not, the whole value is NULL or it is refused.
+
+        Raises:
+            SourceError: permanent, naming the column.
+        """
+        if not holds_temporal(values.type):
+            return values
+        if pa.types.is_nested(values.type):
+            return self.converted(column, values, lambda some: _checked(column, some))
+        return self.without(column, values, _odd(values), lambda: _no_moment(column, values.type))
 
 
 def holds_temporal(arrow_type: pa.DataType) -> bool:
@@ -38,14 +115,21 @@ def check_temporal(column: str, values: pa.Array) -> None:
     Raises:
         SourceError: permanent, naming the column.
     """
-    kind = values.type
-    if pa.types.is_nested(kind):
+    if pa.types.is_nested(values.type):
         for inner in _children(values):
             if holds_temporal(inner.type):
                 check_temporal(column, inner)
-        return
-    if not holds_temporal(kind):
-        return
+    elif holds_temporal(values.type) and pc.any(_odd(values)).as_py():
+        raise _no_moment(column, values.type)
+
+
+def _checked(column: str, values: pa.Array) -> pa.Array:
+    check_temporal(column, values)
+    return values
+
+
+def _odd(values: pa.Array) -> pa.Array:
+    kind = values.type
     if pa.types.is_date32(kind):
         low, high = _FIRST_DAY, _LAST_DAY
     elif pa.types.is_timestamp(kind):
@@ -54,16 +138,24 @@ def check_temporal(column: str, values: pa.Array) -> None:
         high = min((_LAST_DAY + 1) * _DAY_SECONDS * per_second - 1, _NEARLY_INFINITE)
     else:
         low, high = 0, _DAY_SECONDS * _PER_SECOND[kind.unit] - 1
-    extremes = pc.min_max(values.view(pa.int32() if pa.types.is_date32(kind) else f"int{kind.bit_width}"))
+    numbers = values.view(pa.int32() if pa.types.is_date32(kind) else f"int{kind.bit_width}")
+    extremes = pc.min_max(numbers)
     least, most = extremes["min"].as_py(), extremes["max"].as_py()
-    if least is not None and (least < low or most > high):
-        found = "the time 24:00:00" if pa.types.is_time(kind) else "infinity, or a year outside 1 to 9999,"
-        raise refused(column, f"{found} cannot be exported as {kind}")
+    if least is None or (least >= low and most <= high):
+        return pa.array([], pa.bool_())
+    return pc.or_(pc.less(numbers, low), pc.greater(numbers, high))
+
+
+def _no_moment(column: str, kind: pa.DataType) -> SourceError:
+    found = "the time 24:00:00" if pa.types.is_time(kind) else "infinity, or a year outside 1 to 9999,"
+    return refused(column, f"{found} cannot be exported as {kind}")
 
 
 def _children(values: pa.Array) -> list[pa.Array]:
     if isinstance(values, pa.MapArray):
-        return [values.keys, values.items]
+        # Of a slice, they are still those of the whole.
+        first, last = values.offsets[0].as_py(), values.offsets[-1].as_py()
+        return [inner.slice(first, last - first) for inner in (values.keys, values.items)]
     if isinstance(values, pa.StructArray):
         return list(values.flatten())
     if pa.types.is_fixed_size_list(values.type) or pa.types.is_list(values.type) or pa.types.is_large_list(values.type):

@@ -17,12 +17,14 @@ from rivet_dagster.sources.description import (
     split_name,
     what_is_read,
 )
+from rivet_dagster.sources.guards import Misfits
 from rivet_dagster.sources.mysql_charsets import refuse_lost_characters
 from rivet_dagster.sources.mysql_connection import check_url, database_name
 from rivet_dagster.sources.mysql_session import MySQLSession
 from rivet_dagster.sources.mysql_types import ColumnPlan, WireColumn, plan_column
 from rivet_dagster.sources.mysql_values import column_array
 from rivet_dagster.sources.mysql_wire import Block, WireError, decode
+from rivet_dagster.sources.session_settings import SessionSettings
 from rivet_dagster.sources.stream import BatchStream
 from rivet_dagster.sources.url import DatabaseUrl
 
@@ -48,9 +50,12 @@ class MySQLSource:
 
     engine = "mysql"
 
-    def __init__(self, url: DatabaseUrl, *, batch_rows: int, batch_bytes: int) -> None:
+    def __init__(
+        self, url: DatabaseUrl, *, batch_rows: int, batch_bytes: int, settings: SessionSettings | None = None
+    ) -> None:
         check_url(url)
         self._url = url
+        self._settings = settings
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
 
@@ -71,7 +76,7 @@ class MySQLSource:
         if query.within is not None:
             raise ConfigError(f"{what_is_read(query)}: reading in ranges is not supported for MySQL")
         text = _text(query)
-        session = MySQLSession(self._url, what=what_is_read(query))
+        session = MySQLSession(self._url, what=what_is_read(query), settings=self._settings)
         try:
             described = session.describe(text)
             check_columns([column.name for column in described], query)
@@ -81,11 +86,13 @@ class MySQLSource:
         except BaseException:
             session.close()
             raise
+        misfits = Misfits(query.coerce)
         return BatchStream(
             columns,
-            self._batches(session, described, plans, schema_of(columns), query),
+            self._batches(session, described, plans, schema_of(columns), query, misfits=misfits),
             cancel=session.cancel,
             release=session.close,
+            misfits=misfits,
             batch_rows=self._batch_rows,
             batch_bytes=self._batch_bytes,
         )
@@ -97,6 +104,8 @@ class MySQLSource:
         plans: tuple[ColumnPlan, ...],
         schema: pa.Schema,
         query: Query,
+        *,
+        misfits: Misfits,
     ) -> Generator[pa.RecordBatch, None, None]:
         names = [column.name for column in described]
         enough = min(self._batch_bytes, _ENOUGH_BYTES)
@@ -113,7 +122,7 @@ class MySQLSource:
             except WireError as error:
                 raise SourceError(f"{what_is_read(query)}: the server's rows cannot be understood: {error}") from None
             arrays = [
-                column_array(column.name, plan, values, decimals=column.scale)
+                column_array(column.name, plan, values, decimals=column.scale, misfits=misfits)
                 for column, plan, values in zip(described, plans, decoded, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -160,7 +169,7 @@ def _columns(
         ResultColumn(
             name=column.name,
             source_type=declared.get(column.name, (plan.source_type, False))[0],
-            nullable=not declared.get(column.name, ("", False))[1],
+            nullable=not declared.get(column.name, ("", False))[1] or column.name in query.coerce,
             arrow_type=plan.exported_as,
         )
         for column, plan in zip(described, plans, strict=True)

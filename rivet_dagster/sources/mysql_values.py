@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rivet_dagster.sources.guards import check_temporal, holds_temporal, refused
+from rivet_dagster.errors import SourceError
+from rivet_dagster.sources.guards import Misfits, check_temporal, refused
 from rivet_dagster.sources.mysql_types import ColumnPlan
 from rivet_dagster.sources.mysql_wire import Fields
 
@@ -20,7 +19,9 @@ _MONTHS = 12
 _MOST_DECIMALS = 6
 
 
-def column_array(column: str, plan: ColumnPlan, values: pa.Array | Fields, *, decimals: int) -> pa.Array:
+def column_array(
+    column: str, plan: ColumnPlan, values: pa.Array | Fields, *, decimals: int, misfits: Misfits
+) -> pa.Array:
     """Values of one column in many rows, as its declared type.
 
     Args:
@@ -28,6 +29,7 @@ def column_array(column: str, plan: ColumnPlan, values: pa.Array | Fields, *, de
         plan: what was decided for it.
         values: as `mysql_wire.decode` gives them.
         decimals: how many digits of a second the database shows.
+        misfits: what becomes of values that the type cannot hold.
 
     Raises:
         SourceError: permanent, naming column, value or reason, and remedy.
@@ -37,7 +39,14 @@ def column_array(column: str, plan: ColumnPlan, values: pa.Array | Fields, *, de
         is_time = pa.types.is_time(plan.natural)
         if wanted == pa.string():
             return _times_text(values, decimals) if is_time else _moments_text(values, plan.natural, decimals)
-        return _times(column, values) if is_time else _moments(column, values, plan.natural)
+        if is_time:
+            return _times(column, values, misfits)
+        return _moments(column, values, plan.natural, misfits)
+    return misfits.converted(column, values, lambda some: _ordinary(column, plan, some))
+
+
+def _ordinary(column: str, plan: ColumnPlan, values: pa.Array) -> pa.Array:
+    wanted = plan.exported_as
     if pa.types.is_decimal(plan.natural) and wanted == pa.string():
         # As it came; Arrow writes small ones with an exponent.
         return _utf8(column, values)
@@ -96,8 +105,7 @@ def _cast(column: str, array: pa.Array, wanted: pa.DataType) -> pa.Array:
         # Arrow wants room for the largest integer there is.
         array = array.cast(pa.string())
     result = array.cast(wanted)
-    if holds_temporal(wanted):
-        check_temporal(column, result)
+    check_temporal(column, result)
     return result
 
 
@@ -111,38 +119,42 @@ def _within_day(values: npt.NDArray[np.uint8], first: int, fraction: int) -> npt
     return ((hour * 60 + minute) * 60 + second) * 1_000_000 + _number(values, fraction, 4)
 
 
-def _moments(column: str, fields: Fields, kind: pa.DataType) -> pa.Array:
+def _moments(column: str, fields: Fields, kind: pa.DataType, misfits: Misfits) -> pa.Array:
     year, month, day = _number(fields.values, 0, 2), _number(fields.values, 2, 1), _number(fields.values, 3, 1)
     first = (year - 1970).astype("M8[Y]").astype("M8[M]") + np.maximum(month - 1, 0)
     days = first.astype("M8[D]") + (day - 1)
     # Only a day that exists is still in its month.
     real = (month > 0) & (day > 0) & (month <= _MONTHS) & (days.astype("M8[M]") == first) & (year > 0)
-    odd = np.flatnonzero(~real & ~fields.null)
-    if len(odd):
-        _refuse_moment(column, fields, int(odd[0]), kind)
+    odd = ~real & ~fields.null
+
+    def error() -> SourceError:
+        shown = _moments_text(_first(fields, odd), pa.date32(), 0)[0].as_py()
+        return refused(column, f"the date {shown} is in no calendar and cannot be exported as {kind}")
+
     since = days.astype(np.int64)
     if pa.types.is_date32(kind):
-        return pa.array(since.astype(np.int32), pa.int32(), mask=fields.null).cast(kind)
-    micros = since * _DAY_MICROSECONDS + _within_day(fields.values, 4, 7)
-    return pa.array(micros, pa.int64(), mask=fields.null).cast(kind)
+        moments = pa.array(since.astype(np.int32), pa.int32(), mask=fields.null)
+    else:
+        moments = pa.array(since * _DAY_MICROSECONDS + _within_day(fields.values, 4, 7), mask=fields.null)
+    return misfits.without(column, moments, pa.array(odd), error).cast(kind)
 
 
-def _refuse_moment(column: str, fields: Fields, row: int, kind: pa.DataType) -> NoReturn:
-    one = Fields(values=fields.values[row : row + 1], null=fields.null[row : row + 1])
-    shown = _moments_text(one, pa.date32(), 0)[0].as_py()
-    raise refused(column, f"the date {shown} is in no calendar and cannot be exported as {kind}")
-
-
-def _times(column: str, fields: Fields) -> pa.Array:
+def _times(column: str, fields: Fields, misfits: Misfits) -> pa.Array:
     values = fields.values
     micros = _number(values, 1, 4) * _DAY_MICROSECONDS + _within_day(values, 5, 8)
-    odd = np.flatnonzero(((values[:, 0] > 0) | (micros >= _DAY_MICROSECONDS)) & ~fields.null)
-    if len(odd):
-        row = int(odd[0])
-        one = Fields(values=values[row : row + 1], null=fields.null[row : row + 1])
-        shown = _times_text(one, 0)[0].as_py()
-        raise refused(column, f"the time {shown} is not between 00:00:00 and 24:00:00, and cannot be exported as time")
-    return pa.array(micros, pa.int64(), mask=fields.null).cast(pa.time64("us"))
+    odd = ((values[:, 0] > 0) | (micros >= _DAY_MICROSECONDS)) & ~fields.null
+
+    def error() -> SourceError:
+        shown = _times_text(_first(fields, odd), 0)[0].as_py()
+        return refused(column, f"the time {shown} is not between 00:00:00 and 24:00:00, and cannot be exported as time")
+
+    times = pa.array(micros, pa.int64(), mask=fields.null)
+    return misfits.without(column, times, pa.array(odd), error).cast(pa.time64("us"))
+
+
+def _first(fields: Fields, odd: npt.NDArray[np.bool_]) -> Fields:
+    row = int(np.flatnonzero(odd)[0])
+    return Fields(values=fields.values[row : row + 1], null=fields.null[row : row + 1])
 
 
 def _moments_text(fields: Fields, kind: pa.DataType, decimals: int) -> pa.Array:

@@ -19,13 +19,14 @@ from rivet_dagster.sources.description import (
     selected,
     what_is_read,
 )
-from rivet_dagster.sources.guards import check_temporal, holds_temporal, refused
+from rivet_dagster.sources.guards import Misfits, refused
 from rivet_dagster.sources.postgres_keys import Rows, range_condition, relation_of
-from rivet_dagster.sources.postgres_session import PostgresSession, PostgresSettings, database_name
+from rivet_dagster.sources.postgres_session import PostgresSession, database_name
 from rivet_dagster.sources.postgres_snapshot import PostgresSnapshot
 from rivet_dagster.sources.postgres_statistics import estimated_rows, sample_clause
 from rivet_dagster.sources.postgres_types import ColumnPlan, plan_column, type_name, unnamed_oid
 from rivet_dagster.sources.ranges import checked_key, no_catalog, sampled_row_bytes, usable_keys
+from rivet_dagster.sources.session_settings import SessionSettings
 from rivet_dagster.sources.stream import BatchStream
 from rivet_dagster.sources.url import DatabaseUrl
 
@@ -52,7 +53,7 @@ class PostgresSource:
     engine = "postgresql"
 
     def __init__(
-        self, url: DatabaseUrl, *, batch_rows: int, batch_bytes: int, settings: PostgresSettings | None = None
+        self, url: DatabaseUrl, *, batch_rows: int, batch_bytes: int, settings: SessionSettings | None = None
     ) -> None:
         self._url = url
         self._batch_rows = batch_rows
@@ -143,17 +144,21 @@ class PostgresSource:
                 fields = session.describe(text)
             plans = tuple(map(plan_column, positions(width), fields))
             columns = _columns(session, query, fields, plans)
-            sql = selected([*(plan.expression for plan in plans), *_guard(plans)], text, width)
+            misfits = Misfits(query.coerce)
+            guards = _guards(fields.names, plans, misfits)
+            sql = selected([*(plan.expression for plan in plans), *guards], text, width)
         except BaseException:
             session.close()
             raise
         schema = schema_of(columns)
-        batches = (_arrived(batch, plans, schema) for batch in session.stream(sql, batch_bytes=self._batch_bytes))
+        sent = session.stream(sql, batch_bytes=self._batch_bytes)
+        batches = (_arrived(batch, plans, schema, misfits) for batch in sent)
         return BatchStream(
             columns,
             batches,
             cancel=session.cancel,
             release=session.close,
+            misfits=misfits,
             batch_rows=self._batch_rows,
             batch_bytes=self._batch_bytes,
         )
@@ -188,44 +193,57 @@ def _columns(
             ResultColumn(
                 name=field.name,
                 source_type=in_table["type"] if in_table else names.get(unnamed_oid(field)) or type_name(field),
-                nullable=not (in_table and in_table["never_null"]),
+                nullable=not (in_table and in_table["never_null"]) or field.name in query.coerce,
                 arrow_type=plan.arrives_as,
             )
         )
     return tuple(columns)
 
 
-def _guard(plans: tuple[ColumnPlan, ...]) -> list[str]:
-    cases = [f"WHEN {plan.refuse_if} THEN {i}" for i, plan in enumerate(plans) if plan.refuse_if]
-    return [f"CASE {' '.join(cases)} END::int4"] if cases else []
+def _guards(names: Sequence[str], plans: Sequence[ColumnPlan], misfits: Misfits) -> list[str]:
+    """What is selected besides: for each coerced column whether its value is refused, then which other one is."""
+    guarded = [(name, position, plan.refuse_if) for position, (name, plan) in enumerate(zip(names, plans, strict=True))]
+    coerced = [f"({odd})" for name, _, odd in guarded if odd and name in misfits]
+    cases = [f"WHEN {odd} THEN {position}" for name, position, odd in guarded if odd and name not in misfits]
+    return [*coerced, *([f"CASE {' '.join(cases)} END::int4"] if cases else [])]
 
 
-def _arrived(batch: pa.RecordBatch, plans: tuple[ColumnPlan, ...], schema: pa.Schema) -> pa.RecordBatch:
-    if batch.num_columns > len(plans):
-        odd = pc.min(batch.column(len(plans))).as_py()
-        if odd is not None:
-            raise refused(schema.names[odd], "an array of several dimensions, or not counted from 1, cannot be a list")
+def _arrived(
+    batch: pa.RecordBatch, plans: tuple[ColumnPlan, ...], schema: pa.Schema, misfits: Misfits
+) -> pa.RecordBatch:
+    guards = iter(batch.columns[len(plans) :])
+    for name, plan in zip(schema.names, plans, strict=True):
+        if plan.refuse_if and name in misfits:
+            misfits.count(name, pc.sum(next(guards)).as_py() or 0)
+    odd = pc.min(which).as_py() if (which := next(guards, None)) is not None else None
+    if odd is not None:
+        raise refused(schema.names[odd], "an array of several dimensions, or not counted from 1, cannot be a list")
     arrays = []
     for position, (plan, field) in enumerate(zip(plans, schema, strict=True)):
         values = batch.column(position)
         if values.type != plan.travels_as:
             raise SourceError(f"column {field.name!r}: the driver sent {values.type}, {plan.travels_as} was described")
         if pa.types.is_decimal(plan.arrives_as):
-            values = _decimals(field.name, values, plan.arrives_as)
+            values = _decimals(field.name, values, plan.arrives_as, misfits)
         elif pa.types.is_nested(values.type):
             # The driver's notes on the element are not part of the declared type.
             values = values.cast(plan.arrives_as)
-        if holds_temporal(values.type):
-            check_temporal(field.name, values)
-        arrays.append(values)
+        arrays.append(misfits.temporal(field.name, values))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _decimals(column: str, values: pa.Array, decimal: pa.DataType) -> pa.Array:
+def _decimals(column: str, values: pa.Array, decimal: pa.DataType, misfits: Misfits) -> pa.Array:
     try:
         return values.cast(decimal)
     except pa.ArrowInvalid:
         special = pc.is_in(values, value_set=pa.array(["NaN", "Infinity", "-Infinity"]))
-        found = values.filter(special)
-        what = f"{found[0].as_py()} is no number" if len(found) else f"a value does not fit {decimal}"
-        raise refused(column, f"{what} that {decimal} can hold" if len(found) else what) from None
+    numbers = misfits.without(
+        column,
+        values,
+        special,
+        lambda: refused(column, f"{values.filter(special)[0].as_py()} is no number that {decimal} can hold"),
+    )
+    try:
+        return numbers.cast(decimal)
+    except pa.ArrowInvalid:
+        raise refused(column, f"a value does not fit {decimal}") from None

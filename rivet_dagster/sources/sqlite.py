@@ -6,6 +6,7 @@ import contextlib
 import re
 import sqlite3
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -21,7 +22,7 @@ from rivet_dagster.sources.description import (
     schema_of,
     what_is_read,
 )
-from rivet_dagster.sources.guards import check_temporal, holds_temporal
+from rivet_dagster.sources.guards import Misfits
 from rivet_dagster.sources.ranges import checked_key, no_catalog, sampled_row_bytes, usable_keys
 from rivet_dagster.sources.sqlite_keys import Fetch, estimated_rows, range_condition, relation_of
 from rivet_dagster.sources.sqlite_snapshot import Described, SqliteSnapshot
@@ -161,11 +162,13 @@ class SqliteSource:
             checked_key(relation, query.within.key.columns, query)
             condition, parameters = range_condition(relation, query.within, alias="r")
             text = f"{text} AS r WHERE {condition}" if condition else text
+        misfits = Misfits(query.coerce)
         return BatchStream(
             columns,
-            self._batches(connection, text, parameters, columns, query),
+            self._batches(connection, text, parameters, columns, query, misfits=misfits),
             cancel=connection.interrupt,
             release=release,
+            misfits=misfits,
             batch_rows=self._batch_rows,
             batch_bytes=self._batch_bytes,
         )
@@ -177,6 +180,8 @@ class SqliteSource:
         parameters: tuple[Any, ...],
         columns: tuple[ResultColumn, ...],
         query: Query,
+        *,
+        misfits: Misfits,
     ) -> Generator[pa.RecordBatch, None, None]:
         with self._translated(what_is_read(query)):
             cursor = connection.execute(text, parameters)
@@ -190,7 +195,7 @@ class SqliteSource:
                 with self._translated(what_is_read(query)):
                     rows = cursor.fetchmany(step)
                 if rows:
-                    pending.append(_arrived(rows, columns, query, first_row=row))
+                    pending.append(_arrived(rows, columns, query, misfits, first_row=row))
                     row += len(rows)
                     # Rows grow: fetch fewer of them at a time, so that a batch's bound holds before it is built.
                     step = max(1, min(step, self._batch_bytes * len(rows) // max(1, pending[-1].nbytes)))
@@ -249,16 +254,13 @@ def _described(connection: sqlite3.Connection, text: str, query: Query) -> tuple
 
 
 def _arrived(
-    rows: list[tuple[Any, ...]], columns: tuple[ResultColumn, ...], query: Query, *, first_row: int
+    rows: list[tuple[Any, ...]], columns: tuple[ResultColumn, ...], query: Query, misfits: Misfits, *, first_row: int
 ) -> pa.RecordBatch:
     arrays = []
     for column, values in zip(columns, zip(*rows, strict=True), strict=True):
-        kind = column.arrow_type
-        as_text = column.name in query.casts and kind == pa.string()
-        array = column_array(column.name, values, kind, first_row=first_row, as_text=as_text)
-        if holds_temporal(kind):
-            check_temporal(column.name, array)
-        arrays.append(array)
+        as_text = column.name in query.casts and column.arrow_type == pa.string()
+        read = partial(column_array, column.name, arrow=column.arrow_type, first_row=first_row, as_text=as_text)
+        arrays.append(misfits.temporal(column.name, misfits.converted(column.name, values, read)))
     return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 
 import pyarrow as pa
 
 from rivet_dagster.errors import SourceError
 from rivet_dagster.rows import ResultColumn
 from rivet_dagster.sources.description import schema_of
+from rivet_dagster.sources.guards import Misfits
 
 __all__ = ["BatchStream"]
 
@@ -30,6 +31,7 @@ class BatchStream:
         *,
         cancel: Callable[[], None],
         release: Callable[[], None],
+        misfits: Misfits,
         batch_rows: int,
         batch_bytes: int,
     ) -> None:
@@ -41,6 +43,7 @@ class BatchStream:
                 or reader when it is closed.
             cancel: stops a running statement; called from any thread while `batches` may be running.
             release: frees the connection; called once, never while `batches` is running.
+            misfits: of these batches.
             batch_rows: no batch has more rows.
             batch_bytes: batches larger than it are cut, down to one row.
         """
@@ -49,6 +52,7 @@ class BatchStream:
         self._batches = batches
         self._cancel = cancel
         self._release = release
+        self._misfits = misfits
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
         self._reading = threading.Lock()
@@ -65,6 +69,11 @@ class BatchStream:
     def schema(self) -> pa.Schema:
         """Of every batch."""
         return self._schema
+
+    @property
+    def coerced(self) -> Mapping[str, int]:
+        """How many values became NULL so far, for each column of the query's `coerce`."""
+        return self._misfits.counts
 
     @property
     def closed(self) -> bool:

@@ -91,13 +91,14 @@ class Table:
 
 
 class Stream:
-    """The rows of one range, or of all."""
+    """The rows of one range, or of all; of a column that may be coerced, all of its values were."""
 
     columns = COLUMNS
 
     def __init__(self, table: Table, query: Query) -> None:
         self.table, self.within = table, query.within
         self.closed = threading.Event()
+        self.coerced = dict.fromkeys(query.coerce, 0)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         low = self.within.low[0] if self.within and self.within.low else None
@@ -108,6 +109,7 @@ class Stream:
             if self.closed.is_set():
                 raise SourceError("cancelled by request of the user", transient=True)
             some = ids[at : at + self.table.batch_rows]
+            self.coerced = {column: count + len(some) for column, count in self.coerced.items()}
             yield pa.RecordBatch.from_pydict({"id": some, "text": [f"row {i}" for i in some]}, schema=SCHEMA)
 
     def close(self) -> None:
@@ -117,9 +119,13 @@ class Stream:
                 self.table.still_open -= 1
 
 
-def plan(source: Any, *, clock: Any = None, log: Any = None, max_file_size: Any = None, **mode: Any) -> Extraction:
+def plan(
+    source: Any, *, clock: Any = None, log: Any = None, max_file_size: Any = None, columns: Any = None, **mode: Any
+) -> Extraction:
     """An export of the table in ranges."""
-    export = Export(name="orders", table="orders", mode=Chunked(**mode), max_file_size=max_file_size)
+    export = Export(
+        name="orders", table="orders", mode=Chunked(**mode), max_file_size=max_file_size, columns=columns or {}
+    )
     more = {name: given for name, given in (("clock", clock), ("log", log)) if given is not None}
     output = resolve_output(export=export, format="csv")
     return plan_export(export, export_name="orders", source=source, output=output, head=None, **more)

@@ -113,6 +113,31 @@ def test_casts_are_written_as_text_or_by_cast() -> None:
     assert (e.source_query.table, e.source_query.sql) == ("t", None)
 
 
+def test_a_policy_stands_alone_or_beside_a_type() -> None:
+    e = Export(
+        name="a",
+        table="t",
+        columns={
+            "x": cast(errors="coerce"),
+            "y": {"type": "date", "errors": "coerce"},
+            "z": cast("text", errors="raise"),
+        },
+    )
+    assert e.source_query.casts == {"y": "date", "z": "text"}
+    assert e.source_query.coerce == {"x", "y"}
+
+
+@pytest.mark.parametrize("given", [{}, {"errors": "raise"}, {"type": None}])
+def test_a_cast_that_says_nothing_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"cast: expected a type, errors=\"coerce\" or both"):
+        Export(name="a", table="t", columns={"x": given})
+
+
+def test_a_policy_that_cannot_be_is_named() -> None:
+    with pytest.raises(ValidationError, match="errors"):
+        cast(errors="null")  # type: ignore[arg-type]
+
+
 def test_an_export_cannot_be_changed() -> None:
     e = Export(name="a", table="t")
     with pytest.raises(ValidationError):

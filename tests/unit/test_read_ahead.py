@@ -16,9 +16,9 @@ from rivet_dagster.exports import reading
 from rivet_dagster.exports.extraction import Extraction, plan_export
 from rivet_dagster.exports.handoff import Handoff
 from rivet_dagster.exports.output import resolve_output
-from rivet_dagster.exports.spec import Export
+from rivet_dagster.exports.spec import Export, cast
 from tests.unit.encoded import Shelf, bodies, within
-from tests.unit.splittable import Table
+from tests.unit.splittable import Table, plan
 
 
 class TestHandoff:
@@ -230,6 +230,27 @@ class TestAWholeTable:
         assert [s for s in shelf.staged if not s.discarded] == [part.staged]
         assert planned.counters() == {"rivet/source_retries": {"count": 2, "causes": ["the connection is cut"] * 2}}
         assert (len(table.opened), table.still_open) == (3, 0)
+
+    @pytest.mark.parametrize("workers", [None, 3])
+    def test_values_of_a_reading_that_failed_are_not_counted(
+        self, monkeypatch: pytest.MonkeyPatch, workers: int | None
+    ) -> None:
+        monkeypatch.setattr(reading, "_PAUSE", lambda _state: 0)
+        failures: list[int] = []
+
+        def fail(_low: Any, n: int) -> None:
+            if n == 5 and len(failures) < 2:
+                failures.append(n)
+                raise SourceError("the connection is cut", transient=True)
+
+        columns, table, shelf = {"text": cast(errors="coerce")}, Table(range(1_000), before_batch=fail), Shelf()
+        planned = plan(table, columns=columns, rows_per_part=100, parallel=workers) if workers else None
+        planned = planned or whole(table, columns=columns)
+        assert planned.counters()["rivet/coerced"] == {"text": 0}
+        assert sum(part.rows for part in planned.parts(shelf.stage)) == 1_000
+        planned.close()
+        assert len(failures) == 2
+        assert planned.counters()["rivet/coerced"] == {"text": 1_000}
 
     def test_a_failure_that_cannot_pass_is_not_tried_again(self) -> None:
         def fail(_low: Any, n: int) -> None:
