@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dagster as dg
@@ -10,20 +10,16 @@ import dagster as dg
 from rivet_dagster.contract import ObjectDestination, WriteCommitProtocol
 from rivet_dagster.errors import ConfigError, DestinationError, RivetError
 from rivet_dagster.exports.spec import Export
-from rivet_dagster.layout import MANIFEST
 from rivet_dagster.orchestration.assets import KeyPrefix, export_key
 from rivet_dagster.orchestration.failures import as_dagster_failure
 from rivet_dagster.orchestration.io_managers import ExportIOManager
-from rivet_dagster.orchestration.judgement import Verdict, judge
-from rivet_dagster.orchestration.metadata import weakest
-from rivet_dagster.readback import Fault
+from rivet_dagster.orchestration.judgement import judge
+from rivet_dagster.orchestration.verdicts import CHECK_NAME, result_of, result_of_partitions
 
 __all__ = ["build_manifest_checks"]
 
-_SHOWN = 50
 # Materializations that somebody reported by hand carry none of our keys; this many of them are skipped over.
 _LOOKED_BACK = 100
-_NAME = "manifest"
 _DESCRIPTION = (
     "Marker, manifest and a listing of the parts (sizes, and checksums where the store has them) "
     "are what the latest materialization recorded."
@@ -45,7 +41,7 @@ def build_manifest_checks(
     that a later run replaced meanwhile passes, with a warning that names its successor. Without any materialization
     of ours, the manifest found at the prefix is judged (it may be Rivet's own); where there is none either, the check
     fails. A store that cannot be asked fails the step and gives no verdict. The check of a partitioned
-    asset judges one partition, that of its run.
+    asset judges the partition of its run, or each of the range of its run.
 
     Those of a multi-asset without partitions share one step, as its assets do. With `blocking` each has its own, since
     a failed step holds up what is downstream of any of its checks.
@@ -76,7 +72,7 @@ def build_manifest_checks(
     for key, named in keys.items():
         _refuse_stream(key, resources.get(named), promises.get(key, {}))
     if len(keys) > 1 and partitions is None and not blocking and isinstance(asset, dg.AssetsDefinition):
-        return [_manifest_checks(keys, name=f"{asset.op.name}_{_NAME}", resource_defs=resources, pool=pool)]
+        return [_manifest_checks(keys, name=f"{asset.op.name}_{CHECK_NAME}", resource_defs=resources, pool=pool)]
     return [
         _manifest_check(
             key,
@@ -105,7 +101,7 @@ def _manifest_check(
 
         @dg.asset_check(
             asset=key,
-            name=_NAME,
+            name=CHECK_NAME,
             description=_DESCRIPTION,
             blocking=blocking,
             required_resource_keys={io_manager_key},
@@ -115,6 +111,9 @@ def _manifest_check(
         )
         def manifest(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
             io_manager = getattr(context.resources, io_manager_key)
+            if partitions_def is not None and context.has_partition_key_range and not context.has_partition_key:
+                keys = context.op_execution_context.partition_keys
+                return result_of_partitions(key, {k: _check(context, key, io_manager, k) for k in keys})
             partition = context.partition_key if context.has_partition_key else None
             return _check(context, key, io_manager, partition)
 
@@ -129,7 +128,7 @@ def _manifest_checks(
 
     @dg.multi_asset_check(
         name=name,
-        specs=[dg.AssetCheckSpec(_NAME, asset=key, description=_DESCRIPTION) for key in keys],
+        specs=[dg.AssetCheckSpec(CHECK_NAME, asset=key, description=_DESCRIPTION) for key in keys],
         can_subset=True,
         required_resource_keys=needed,
         resource_defs={k: v for k, v in resource_defs.items() if k in needed},
@@ -169,7 +168,7 @@ def _check(
     started = time.monotonic()
     if not isinstance(io_manager, ExportIOManager):
         msg = (
-            f"{key.to_user_string()}: the check `{_NAME}` expected an IO manager of rivet_dagster, found "
+            f"{key.to_user_string()}: the check `{CHECK_NAME}` expected an IO manager of rivet_dagster, found "
             f"{type(io_manager).__name__}; name the right io_manager_key"
         )
         raise dg.Failure(description=msg, allow_retries=False)
@@ -187,7 +186,7 @@ def _check(
         raise failure from failure.__cause__
     if verdict.superseded:
         context.log.warning("%s: %s", uri, "; ".join(verdict.notes))
-    result = _result(key, verdict, uri=uri, recorded=bool(recorded))
+    result = result_of(key, verdict, uri=uri, recorded=bool(recorded))
     return result.with_metadata({**result.metadata, "rivet/duration_seconds": time.monotonic() - started})
 
 
@@ -209,70 +208,6 @@ def _recorded(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | N
     return {}
 
 
-def _result(key: dg.AssetKey, verdict: Verdict, *, uri: str, recorded: bool) -> dg.AssetCheckResult:
-    judged = verdict.manifest
-    parts = judged.parts if judged else ()
-    notes = list(verdict.notes)
-    if not recorded:
-        notes.append(
-            "no materialization of this asset is recorded"
-            + ("; the manifest found here was judged" if judged else " and no manifest was found: materialize it")
-        )
-    said: dict[str, Any] = {
-        "rivet/parts_checked": len(parts),
-        "rivet/faults": len(verdict.faults),
-        "rivet/bytes": judged.size_bytes if judged else 0,
-        "rivet/rows": judged.row_count if judged else 0,
-        "rivet/manifest": dg.MetadataValue.url(f"{uri.rstrip('/')}/{MANIFEST}"),
-        "rivet/unknown_objects": len(verdict.unknown),
-    }
-    if judged:
-        said |= {
-            "rivet/run_id": judged.run_id,
-            "rivet/checksum": str(verdict.fingerprint),
-            "rivet/verification": weakest(parts) if parts else "no parts",
-        }
-    if verdict.faults:
-        said["rivet/fault_table"] = _table(verdict.faults)
-    if verdict.successor:
-        said["rivet/successor"] = verdict.successor
-    if verdict.unknown:
-        notes.append(f"objects that no manifest names, left alone: {', '.join(verdict.unknown[:_SHOWN])}")
-    if notes:
-        said["rivet/notes"] = dg.MetadataValue.json(notes)
-    severity = dg.AssetCheckSeverity.WARN if verdict.superseded else dg.AssetCheckSeverity.ERROR
-    return dg.AssetCheckResult(
-        asset_key=key,
-        check_name=_NAME,
-        passed=verdict.passed,
-        severity=severity,
-        description=_said(verdict, notes),
-        metadata=said,
-    )
-
-
-def _said(verdict: Verdict, notes: Sequence[str]) -> str:
-    if verdict.faults:
-        first, others = verdict.faults[0], len(verdict.faults) - 1
-        return f"{first}" + (f" (and {others} more)" if others else "") + _after(notes)
-    if verdict.manifest is None:
-        return "; ".join(notes)
-    parts = len(verdict.manifest.parts)
-    return f"marker and manifest agree, {parts} part{'' if parts == 1 else 's'} checked" + _after(notes)
-
-
-def _after(notes: Sequence[str]) -> str:
-    return f"; {'; '.join(notes)}" if notes else ""
-
-
-def _table(faults: Sequence[Fault]) -> dg.TableMetadataValue:
-    records = [
-        dg.TableRecord({"path": f.path, "kind": f.kind, "expected": f.expected, "found": f.found})
-        for f in faults[:_SHOWN]
-    ]
-    return dg.MetadataValue.table(records=records)
-
-
 def _refuse_stream(key: dg.AssetKey, io_manager: Any, definition_metadata: Mapping[str, Any]) -> None:
     # Given to `@asset(io_manager_def=…)`, an IO manager is wrapped in a definition that knows its class.
     kind = getattr(io_manager, "configurable_resource_cls", type(io_manager))
@@ -287,6 +222,6 @@ def _refuse_stream(key: dg.AssetKey, io_manager: Any, definition_metadata: Mappi
 
 def _nothing_at_rest(key: dg.AssetKey, kind: str) -> str:
     return (
-        f"{key.to_user_string()}: the check `{_NAME}` expected a destination that keeps objects, found {kind} "
+        f"{key.to_user_string()}: the check `{CHECK_NAME}` expected a destination that keeps objects, found {kind} "
         "destination, a stream; leave the check out or choose another destination"
     )

@@ -294,6 +294,35 @@ def test_each_partition_is_judged_on_its_own_in_its_run(place: Place, monkeypatc
     assert (good.partition, good.passed, _plain(good)["rivet/rows"]) == ("b/c", True, 1)
 
 
+@pytest.mark.filterwarnings("ignore:Parameter `backfill_policy`")
+def test_in_a_run_of_a_range_each_of_its_partitions_is_judged(place: Place) -> None:
+    @dg.asset(
+        name="parted",
+        partitions_def=dg.StaticPartitionsDefinition(["a", "b/c", "d", "e"]),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+    )
+    def ranged(context: dg.AssetExecutionContext) -> dict[str, pd.DataFrame]:
+        return {key: pd.DataFrame({"key": [key]}) for key in context.partition_keys}
+
+    tags = {"dagster/asset_partition_range_start": "b/c", "dagster/asset_partition_range_end": "e"}
+    place.materialize(ranged, tags=tags)
+    good = place.check(ranged, tags=tags)
+    assert good.passed, good.description
+    assert {_plain(good)[f"rivet/{name}"] for name in ("partitions_checked", "parts_checked", "rows")} == {3}
+    (part,) = (place.base / "parted" / "partition=d" / "data").iterdir()
+    part.unlink()
+    bad = place.check(ranged, tags=tags)
+    assert (bad.passed, bad.severity) == (False, ERROR)
+    assert "3 partitions checked, 1 failed; d: data/part-" in bad.description
+    assert [(f["path"].partition(":")[0], f["kind"]) for f in _faults(bad)] == [("d", "missing")]
+    other = Place(place.base, dg.DagsterInstance.ephemeral())
+    other.materialize(ranged, tags=tags)
+    late = place.check(ranged, tags=tags)
+    assert (late.passed, late.severity) == (True, WARN)
+    assert "superseded" in late.description
+    other.instance.dispose()
+
+
 def test_a_partition_can_be_judged_later(place: Place) -> None:
     for key in ("a", "b/c"):
         place.materialize(parted, partition_key=key)

@@ -1,0 +1,126 @@
+"""What the check `manifest` shows of a verdict. Pure: from what was found to Dagster's result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from rivet_dagster.layout import MANIFEST
+from rivet_dagster.orchestration.judgement import Verdict
+from rivet_dagster.orchestration.metadata import weakest
+from rivet_dagster.readback import Fault
+
+__all__ = ["CHECK_NAME", "result_of", "result_of_partitions"]
+
+CHECK_NAME = "manifest"
+_SHOWN = 50
+_SUMS = (
+    "rivet/parts_checked",
+    "rivet/faults",
+    "rivet/bytes",
+    "rivet/rows",
+    "rivet/unknown_objects",
+    "rivet/duration_seconds",
+)
+
+
+def result_of(key: dg.AssetKey, verdict: Verdict, *, uri: str, recorded: bool) -> dg.AssetCheckResult:
+    """Of one delivery.
+
+    Args:
+        key: of the asset.
+        verdict: what was found.
+        uri: of the prefix.
+        recorded: whether a materialization of ours says what there has to be.
+    """
+    judged = verdict.manifest
+    parts = judged.parts if judged else ()
+    notes = list(verdict.notes)
+    if not recorded:
+        notes.append(
+            "no materialization of this asset is recorded"
+            + ("; the manifest found here was judged" if judged else " and no manifest was found: materialize it")
+        )
+    said: dict[str, Any] = {
+        "rivet/parts_checked": len(parts),
+        "rivet/faults": len(verdict.faults),
+        "rivet/bytes": judged.size_bytes if judged else 0,
+        "rivet/rows": judged.row_count if judged else 0,
+        "rivet/manifest": dg.MetadataValue.url(f"{uri.rstrip('/')}/{MANIFEST}"),
+        "rivet/unknown_objects": len(verdict.unknown),
+    }
+    if judged:
+        said |= {
+            "rivet/run_id": judged.run_id,
+            "rivet/checksum": str(verdict.fingerprint),
+            "rivet/verification": weakest(parts) if parts else "no parts",
+        }
+    if verdict.faults:
+        said["rivet/fault_table"] = _table(verdict.faults)
+    if verdict.successor:
+        said["rivet/successor"] = verdict.successor
+    if verdict.unknown:
+        notes.append(f"objects that no manifest names, left alone: {', '.join(verdict.unknown[:_SHOWN])}")
+    if notes:
+        said["rivet/notes"] = dg.MetadataValue.json(notes)
+    severity = dg.AssetCheckSeverity.WARN if verdict.superseded else dg.AssetCheckSeverity.ERROR
+    return dg.AssetCheckResult(
+        asset_key=key,
+        check_name=CHECK_NAME,
+        passed=verdict.passed,
+        severity=severity,
+        description=_said(verdict, notes),
+        metadata=said,
+    )
+
+
+def result_of_partitions(key: dg.AssetKey, results: Mapping[str, dg.AssetCheckResult]) -> dg.AssetCheckResult:
+    """Of the deliveries of several partitions that were judged each on its own."""
+    failed = [k for k, r in results.items() if not r.passed]
+    told = failed or [k for k, r in results.items() if r.severity is dg.AssetCheckSeverity.WARN]
+    said: dict[str, Any] = {name: sum(r.metadata[name].value for r in results.values()) for name in _SUMS}
+    said["rivet/partitions_checked"] = len(results)
+    faults = [
+        dg.TableRecord({**row.data, "path": f"{k}: {row.data['path']}"})
+        for k in failed
+        for row in getattr(results[k].metadata.get("rivet/fault_table"), "records", ())
+    ]
+    if faults:
+        said["rivet/fault_table"] = dg.MetadataValue.table(records=faults[:_SHOWN])
+    description = f"{len(results)} partitions checked, {len(failed)} failed"
+    if told:
+        said["rivet/partitions"] = dg.MetadataValue.json(told[:_SHOWN])
+        description += f"; {told[0]}: {results[told[0]].description}"
+    only_warned = told and not failed
+    return dg.AssetCheckResult(
+        asset_key=key,
+        check_name=CHECK_NAME,
+        passed=not failed,
+        severity=dg.AssetCheckSeverity.WARN if only_warned else dg.AssetCheckSeverity.ERROR,
+        description=description,
+        metadata=said,
+    )
+
+
+def _said(verdict: Verdict, notes: Sequence[str]) -> str:
+    if verdict.faults:
+        first, others = verdict.faults[0], len(verdict.faults) - 1
+        return f"{first}" + (f" (and {others} more)" if others else "") + _after(notes)
+    if verdict.manifest is None:
+        return "; ".join(notes)
+    parts = len(verdict.manifest.parts)
+    return f"marker and manifest agree, {parts} part{'' if parts == 1 else 's'} checked" + _after(notes)
+
+
+def _after(notes: Sequence[str]) -> str:
+    return f"; {'; '.join(notes)}" if notes else ""
+
+
+def _table(faults: Sequence[Fault]) -> dg.TableMetadataValue:
+    records = [
+        dg.TableRecord({"path": f.path, "kind": f.kind, "expected": f.expected, "found": f.found})
+        for f in faults[:_SHOWN]
+    ]
+    return dg.MetadataValue.table(records=records)
