@@ -128,6 +128,14 @@ _TABLE = (
         remedy="the bytes changed on the way and nothing was stored: repeat; if it recurs, check what is in between",
     ),
     _Row(statuses=(400,), codes=("RequestTimeout", "IncompleteBody"), error=NoAnswer, remedy=_REPEAT),
+    _Row(
+        # Stores that speak a part of the protocol refuse a header so, and nothing was applied.
+        statuses=(501,),
+        error=DestinationError,
+        remedy="this store lacks something that commits rest on, such as conditional writes or checksums of a write; "
+        "use another one",
+        quote=True,
+    ),
     _Row(statuses=(408, 410, 429, *range(500, 600)), error=NoAnswer, remedy=_REPEAT),
     _Row(codes=(OTHER_BYTES,), error=IntegrityError, remedy="remove the object and write it again"),
     _Row(codes=(NO_REPLY,), error=NoAnswer, remedy=_REPEAT),

@@ -15,7 +15,7 @@ from azure.core.exceptions import ServiceRequestError
 from botocore import exceptions as sdk
 from urllib3.exceptions import MaxRetryError, SSLError
 
-from rivet_dagster.contract import ANY
+from rivet_dagster.contract import ABSENT, ANY
 from rivet_dagster.destinations.answers import NO_REPLY, UNTRUSTED
 from rivet_dagster.destinations.network import no_answer
 from rivet_dagster.errors import DestinationError, NoAnswer, PreconditionFailed
@@ -144,6 +144,16 @@ def test_an_answer_that_nobody_knows_is_quoted_without_its_queries(backend):
     with pytest.raises(DestinationError, match="see http://h/p") as caught:
         every_call(destination)["write"]()
     assert "SECRET123" not in whole_text(caught.value)
+
+
+def test_a_store_that_does_not_know_a_condition_is_no_lost_answer(backend):
+    """Backblaze B2 answers so to `If-None-Match`."""
+    destination = backend.destination()
+    body = b"<Error><Code>NotImplemented</Code><Message>A header you provided is not implemented</Message></Error>"
+    backend.proxy.on("PUT|POST", "", answer(501, body, headers={"content-type": "application/xml"}), times=None)
+    said = plainly_refused(lambda: destination.write(KEY, b"x", md5=hashlib.md5(b"x").digest(), expect=ABSENT))
+    for word in ("501", "conditional writes", "use another one"):
+        assert word in said
 
 
 def test_no_credentials_at_all_for_s3(backends, monkeypatch):
