@@ -23,6 +23,7 @@ from rivet_dagster.sources.ranges import (
     UniqueIndex,
     check_rows,
     compared_column_by_column,
+    divided,
     no_catalog,
     values_of,
     wrong_value,
@@ -193,7 +194,9 @@ def boundaries(query: Query, relation: Relation, key: Key, *, rows: int, run: Ro
     sent = [f"{_sent(column, name)} AS k{i}" for i, (column, name) in enumerate(zip(columns, names, strict=True))]
     order = ", ".join(f"{name} ASC" for name in names)
     table = query_text(query, most=3, fold=False).removeprefix("SELECT * FROM ")
-    numbered = f"SELECT {', '.join(sent)}, row_number() OVER (ORDER BY {order}) - 1 AS n FROM {table} AS r"
+    condition = range_condition(relation, divided(query, key), alias="r")
+    some = f"{table} AS r{f' WHERE {condition}' if condition else ''}"
+    numbered = f"SELECT {', '.join(sent)}, row_number() OVER (ORDER BY {order}) - 1 AS n FROM {some}"
     for found in run(f"SELECT * FROM ({numbered}) WHERE n > 0 AND n % {rows} = 0 ORDER BY n ASC"):
         values = tuple(found[f"k{i}"] for i in range(len(columns)))
         for column, value in zip(columns, values, strict=True):

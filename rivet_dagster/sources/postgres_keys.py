@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
@@ -22,6 +23,7 @@ from rivet_dagster.sources.ranges import (
     UniqueIndex,
     check_rows,
     compared_as_rows,
+    divided,
     no_catalog,
     values_of,
     wrong_value,
@@ -232,9 +234,10 @@ def boundaries(query: Query, relation: Relation, key: Key, *, rows: int, run: Ro
         for i, (column, name) in enumerate(zip(columns, names, strict=True))
     )
     table = query_text(query, most=2, fold=True).removeprefix("SELECT * FROM ")
-    last: tuple[Any, ...] | None = None
+    inside = divided(query, key)
+    last = inside.low
     while True:
-        condition = range_condition(relation, KeyRange(key=key, low=last, high=None), alias="r")
+        condition = range_condition(relation, replace(inside, low=last), alias="r")
         where = f" WHERE {condition}" if condition else ""
         found = run(f"SELECT {sent} FROM {table} AS r{where} ORDER BY {', '.join(names)} OFFSET {rows} LIMIT 1")
         if not found:

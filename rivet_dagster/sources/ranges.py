@@ -18,6 +18,7 @@ __all__ = [
     "checked_key",
     "compared_as_rows",
     "compared_column_by_column",
+    "divided",
     "no_catalog",
     "sampled_row_bytes",
     "usable_keys",
@@ -153,6 +154,20 @@ def check_rows(rows: int) -> None:
     """
     if rows < 1:
         raise ConfigError(f"a range has at least one row, found rows={rows}")
+
+
+def divided(query: Query, key: Key) -> KeyRange:
+    """What the boundaries of a query divide: the range that it is within, or all.
+
+    Raises:
+        ConfigError: that range is of another key.
+    """
+    if query.within is None:
+        return KeyRange(key=key, low=None, high=None)
+    if query.within.key != key:
+        found = _parts(query.within.key.columns)
+        raise ConfigError(f"{what_is_read(query)}: boundaries of {_parts(key.columns)} inside of a range of {found}")
+    return query.within
 
 
 def values_of(within: KeyRange, bound: tuple[Any, ...]) -> tuple[Any, ...]:

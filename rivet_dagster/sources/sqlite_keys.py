@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from rivet_dagster.sources.ranges import (
     UniqueIndex,
     check_rows,
     compared_as_rows,
+    divided,
     no_catalog,
     values_of,
     wrong_value,
@@ -113,9 +115,10 @@ def boundaries(query: Query, relation: Relation, key: Key, *, rows: int, fetch: 
     # Qualified: a quoted name that is no column would be text, and one in ORDER BY could mean a result column.
     names = ", ".join(f"r.{quoted(name)}" for name in key.columns)
     table = query_text(query, most=2, fold=False).removeprefix("SELECT * FROM ")
-    last: tuple[Any, ...] | None = None
+    inside = divided(query, key)
+    last = inside.low
     while True:
-        condition, parameters = range_condition(relation, KeyRange(key=key, low=last, high=None), alias="r")
+        condition, parameters = range_condition(relation, replace(inside, low=last), alias="r")
         where = f" WHERE {condition}" if condition else ""
         found = fetch(f"SELECT {names} FROM {table} AS r{where} ORDER BY {names} LIMIT 1 OFFSET {rows}", parameters)
         if not found:

@@ -139,6 +139,29 @@ def test_a_range_is_closed_below_and_open_above(database: Database) -> None:
     assert sorted(rows_in(splittable(database), query_of(within=within))) == sorted(expected)
 
 
+@pytest.mark.parametrize("shape", ["composite", "text"])
+def test_the_boundaries_of_a_range_divide_that_range(database: Database, shape: str) -> None:
+    columns, names, rows = SHAPES[shape]
+    key = fill(database, columns, names, rows)
+    keys = sorted(row[: len(names)] for row in rows)
+    low, high = keys[4], keys[-3]
+    with run(database, "statement") as snapshot:
+        for within, own in (
+            (KeyRange(key=key, low=low, high=high), keys[4:-3]),
+            (KeyRange(key=key, low=None, high=low), keys[:4]),
+            (KeyRange(key=key, low=high, high=None), keys[-3:]),
+            (KeyRange(key=key, low=high, high=high), []),
+        ):
+            assert list(snapshot.boundaries(query_of(within=within), key, rows=2)) == own[2::2]
+
+
+def test_the_boundaries_of_a_range_of_another_key_are_refused(database: Database) -> None:
+    key = fill(database, *SHAPES["composite"])
+    within = KeyRange(key=key_of("b"), low=(1,), high=None)
+    with run(database) as snapshot, pytest.raises(ConfigError, match=r"\(a, b\) inside of a range of \(b\)"):
+        list(snapshot.boundaries(query_of(within=within), key, rows=2))
+
+
 def test_a_range_of_a_cast_column_is_of_the_column(database: Database) -> None:
     key = fill(database, "id bigint NOT NULL", ("id",), [(i,) for i in range(1, 15)])
     within = KeyRange(key=key, low=(9,), high=(12,))
