@@ -10,9 +10,38 @@ from typing import Any, Literal, Protocol
 from rivet_dagster.contract import DestinationCapabilities, EncodedPart, Staged
 from rivet_dagster.manifest import Content, Manifest, Part
 
-__all__ = ["Attempt", "CommitSettings", "ExportReceipt", "Extraction", "Verify"]
+__all__ = ["Attempt", "CommitSettings", "ExportReceipt", "Extraction", "Resume", "Reusable", "Verify"]
 
 Verify = Literal["store", "readback"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reusable:
+    """What of a dead attempt another one could list as its own.
+
+    Attributes:
+        ranges: in order, each whole: the parts that hold its rows.
+        because: why there is nothing.
+    """
+
+    ranges: tuple[tuple[Part, ...], ...] = ()
+    because: str | None = None
+
+
+class Resume(Protocol):
+    """How an extraction leaves out rows that a dead attempt has exported already."""
+
+    def reusable(self, dead: Manifest) -> Reusable:
+        """What this extraction could leave out, going by the record alone."""
+        ...
+
+    def leave_out(self, ranges: Sequence[Sequence[Part]]) -> tuple[Part, ...]:
+        """Read all but these, some of what `reusable` gave, in its order; called before `parts`.
+
+        Returns:
+            Their parts, with the places among this extraction's parts in `resume`.
+        """
+        ...
 
 
 class Extraction(Protocol):
@@ -29,6 +58,11 @@ class Extraction(Protocol):
     skip_empty: bool
     parallel: int
     gates: Sequence[Callable[[], None]]
+
+    @property
+    def resume(self) -> Resume | None:
+        """How rows are left out that a dead attempt has exported already; `None` where all must be read."""
+        ...
 
     def parts(self, stage: Callable[[], Staged]) -> Iterator[EncodedPart]:
         """Read and encode; `stage` is called when the first row of a part is there, never for an empty part.

@@ -10,23 +10,25 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import count
 
+from rivet_dagster.adoption import Adopted, adopt
 from rivet_dagster.attempt import Attempt, CommitSettings, ExportReceipt, Extraction, Verify
+from rivet_dagster.cleaning import tidy
 from rivet_dagster.contract import Destination, ObjectDestination, Staged
 from rivet_dagster.control import SideRecord
 from rivet_dagster.errors import CommitConflict, DestinationError
 from rivet_dagster.layout import Prefix, make_token
-from rivet_dagster.manifest import Content, Dataset, Link, Manifest, Part, Status, data_version, fingerprint
+from rivet_dagster.manifest import Content, Dataset, Link, Manifest, Part, Status, fingerprint
 from rivet_dagster.parts import Uploads, write_part
 from rivet_dagster.publish import ProvenConflict, look_again, mark, swap_head, won_by, write_symlink_manifest
 from rivet_dagster.readback import Sight, look, remove
 from rivet_dagster.receipts import already_committed, receipt_for, with_rows
-from rivet_dagster.recovery import settle, take_over_dead_runs, tidy
+from rivet_dagster.recovery import settle, take_over_dead_runs
 from rivet_dagster.wire import serialise
 
 __all__ = ["Attempt", "CommitSettings", "ExportReceipt", "Extraction", "Verify", "commit_export"]
@@ -128,14 +130,15 @@ class _Commit:
         record = SideRecord(self.destination, self.prefix, draft, log=self.log)
         sent = False
         try:
-            self._begin(seen, record)
-            parts = self._write_parts(seen, extraction, record)
+            adopted = self._begin(seen, record, extraction)
+            parts = self._write_parts(seen, extraction, record, adopted.parts)
             for gate in extraction.gates:
                 gate()
             if not parts and self._leaves_head_as_it_was(seen, extraction):
                 return self._leave(seen, extraction, record)
             final = self._final(draft, seen, parts)
             body = serialise(final)
+            adopted.look_again(self.destination)
             record.own(body)
             sent = True
             with self.destination.hold(self.prefix.root):
@@ -154,22 +157,28 @@ class _Commit:
         receipt = receipt_for(
             self.destination, self.attempt, self.prefix, manifest=final, fingerprint=fingerprint(body)
         )
-        return replace(with_rows(receipt, extraction, parts), notes=self.notes)
+        return replace(with_rows(receipt, extraction, parts, more=adopted.said), notes=self.notes)
 
-    def _begin(self, seen: Sight, record: SideRecord) -> None:
-        record.create(unfenced=self.settings.unsafe_unfenced_commits)
-        self.notes += take_over_dead_runs(
-            self.destination,
-            self.prefix,
+    def _begin(self, seen: Sight, record: SideRecord, extraction: Extraction) -> Adopted:
+        destination, prefix, settings, log = self.destination, self.prefix, self.settings, self.log
+        record.create(unfenced=settings.unsafe_unfenced_commits)
+        taken, notes = take_over_dead_runs(
+            destination,
+            prefix,
             self.attempt,
             token=self.token,
             head=seen.head,
-            takeover_after=self.settings.takeover_after,
-            log=self.log,
+            takeover_after=settings.takeover_after,
+            log=log,
         )
         self._tidy(seen)
+        adopted = adopt(destination, prefix, extraction, taken, verify=settings.verify, log=log)
+        self.notes += notes + adopted.notes
+        return adopted
 
-    def _write_parts(self, seen: Sight, extraction: Extraction, record: SideRecord) -> tuple[Part, ...]:
+    def _write_parts(
+        self, seen: Sight, extraction: Extraction, record: SideRecord, adopted: Sequence[Part]
+    ) -> tuple[Part, ...]:
         """Step 2: parts are uploaded while others are read and encoded; all are recorded here."""
 
         def stage() -> Staged:
@@ -180,7 +189,7 @@ class _Commit:
             return self.destination.stage(key)
 
         verify, threads = self.settings.verify, extraction.parallel
-        with Uploads(self.destination, self.prefix, verify=verify, threads=threads) as uploads:
+        with Uploads(self.destination, self.prefix, verify=verify, threads=threads, adopted=adopted) as uploads:
             # Closed before the rest is uploaded: the source is held no longer than it is read, and an attempt that
             # fails stages nothing more.
             with closing(extraction):
@@ -244,13 +253,6 @@ class _Commit:
         )
 
     def _final(self, draft: Manifest, seen: Sight, parts: tuple[Part, ...]) -> Manifest:
-        columns = draft.content.columns if draft.content else ()
         adds = draft.dataset is Dataset.APPEND and seen.committed is not None
         previous = seen.committed.data_version if adds and seen.committed else None
-        return replace(
-            draft,
-            status=Status.SUCCESS,
-            finished_at=datetime.now(timezone.utc),
-            parts=parts,
-            data_version=data_version(columns, parts, previous=previous),
-        )
+        return draft.delivered(parts, finished_at=datetime.now(timezone.utc), previous=previous)

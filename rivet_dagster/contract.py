@@ -205,12 +205,14 @@ class EncodedPart:
         rows: how many rows it holds, at least one.
         key_range: the half-open key range it covers, where known.
         order: its place among the export's parts, whichever is finished first.
+        last: whether no row of its range, or of the export, follows.
     """
 
     staged: Staged
     rows: int
     key_range: Mapping[str, Any] | None = None
-    order: tuple[int, int] = (0, 0)
+    order: tuple[int, ...] = (0, 0)
+    last: bool = False
 
 
 class Destination(ABC):
@@ -281,10 +283,7 @@ class ObjectDestination(Destination):
 
     @abstractmethod
     def unfinished(self, key_prefix: str) -> Iterator[str]:
-        """Name what begun and never finished writes left for keys that begin so (temporaries, open uploads).
-
-        The names are for `discard_unfinished` and for people; readers never see what they name.
-        """
+        """Name, for `discard_unfinished` and people, what unfinished writes left for keys that begin so."""
 
     @abstractmethod
     def discard_unfinished(self, key_prefix: str) -> None:

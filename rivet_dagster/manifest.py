@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum
 from typing import Any
@@ -73,6 +73,7 @@ class Part:
         status: "committed"; what a foreign manifest lists as quarantined is not among its parts.
         verification: how the store's copy was verified; `None` in a foreign manifest.
         key_range: half-open range of keys, where known.
+        resume: only in the record of a running attempt: what tells whether another may list this part as its own.
     """
 
     part_id: int
@@ -84,6 +85,7 @@ class Part:
     status: str = "committed"
     verification: str | None = None
     key_range: Mapping[str, Any] | None = None
+    resume: Mapping[str, Any] | None = None
 
     @property
     def md5(self) -> bytes | None:
@@ -137,6 +139,8 @@ class Content:
         columns: in order.
         cursor: the state after this run: column, type, value; `None` for modes without one.
         window: low, high, and which bound is open; `None` for modes without one.
+        resume: only in the record of a running attempt: what must be equal for another to list its parts as its own;
+            `None` where that cannot be.
     """
 
     export_name: str
@@ -151,6 +155,7 @@ class Content:
     columns: tuple[Column, ...]
     cursor: Mapping[str, Any] | None = None
     window: Mapping[str, Any] | None = None
+    resume: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +234,17 @@ class Manifest:
             fingerprint=own_fingerprint,
         )
         return (own, *self.ancestors)[:MAX_ANCESTORS]
+
+    def delivered(self, parts: tuple[Part, ...], *, finished_at: datetime, previous: str | None) -> Manifest:
+        """The final form of a running attempt's record, on top of the data version `previous` where it adds to one."""
+        return replace(
+            self,
+            status=Status.SUCCESS,
+            finished_at=finished_at,
+            content=replace(self.content, resume=None) if self.content else None,
+            parts=parts,
+            data_version=data_version(self.content.columns if self.content else (), parts, previous=previous),
+        )
 
 
 def fingerprint(body: bytes) -> str:

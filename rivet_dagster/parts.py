@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
+from typing import Any
 
 from rivet_dagster.attempt import Verify
 from rivet_dagster.contract import (
@@ -26,7 +27,7 @@ from rivet_dagster.errors import DestinationError, IntegrityError, NoAnswer, Pre
 from rivet_dagster.layout import Prefix
 from rivet_dagster.manifest import Part
 
-__all__ = ["Uploads", "write_part"]
+__all__ = ["Uploads", "read_md5", "write_part"]
 
 _RANGE_BYTES = 8 * 2**20
 
@@ -39,14 +40,23 @@ class Uploads:
     writes to the destination any more after it.
     """
 
-    def __init__(self, destination: Destination, prefix: Prefix, *, verify: Verify, threads: int = 1) -> None:
+    def __init__(
+        self,
+        destination: Destination,
+        prefix: Prefix,
+        *,
+        verify: Verify,
+        threads: int = 1,
+        adopted: Sequence[Part] = (),
+    ) -> None:
+        """Begin with what is there already: `adopted`, each with its place in `resume`."""
         self._destination, self._prefix, self._verify = destination, prefix, verify
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="upload")
         self._most = threads + 1
         self._pending: deque[tuple[EncodedPart, Future[Part]]] = deque()
-        self._added = 0
-        self._orders: list[tuple[int, int]] = []
-        self._arrived: list[Part] = []
+        self._orders: list[tuple[int, ...]] = [tuple((part.resume or {})["order"]) for part in adopted]
+        self._arrived = [replace(part, part_id=number) for number, part in enumerate(adopted, start=1)]
+        self._added = len(adopted)
 
     def __enter__(self) -> Uploads:  # noqa: PYI034 - typing has no Self in Python 3.10
         return self
@@ -73,7 +83,7 @@ class Uploads:
         """Wait for all that are still on their way.
 
         Returns:
-            All parts in their `order`, numbered by it.
+            All parts in their `order`, numbered by it, as a delivery lists them.
 
         Raises:
             DestinationError: as `add`.
@@ -81,7 +91,7 @@ class Uploads:
         while self._pending:
             self._take()
         in_order = sorted(zip(self._orders, self._arrived, strict=True), key=lambda arrived: arrived[0])
-        return tuple(replace(part, part_id=number) for number, (_, part) in enumerate(in_order, start=1))
+        return tuple(replace(part, part_id=number, resume=None) for number, (_, part) in enumerate(in_order, start=1))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -126,7 +136,13 @@ def write_part(destination: Destination, encoded: EncodedPart, *, number: int, p
         content_md5=base64.b64encode(staged.digests["md5"]).decode(),
         verification=level,
         key_range=encoded.key_range,
+        resume=None if encoded.key_range is None else _resume(encoded, outcome.checksum),
     )
+
+
+def _resume(encoded: EncodedPart, store: Checksum | None) -> dict[str, Any]:
+    said = {"kind": store.kind, "value": store.value.hex()} if store else None
+    return {"order": list(encoded.order), "last": encoded.last, "checksum": said}
 
 
 def _written(destination: Destination, staged: Staged) -> WriteOutcome:
@@ -147,7 +163,7 @@ def _write_or_find(destination: ObjectDestination, staged: Staged) -> WriteOutco
             msg = f"{e}; nothing is there yet"
             raise NoAnswer(msg) from e
         known = there.checksum is not None and there.checksum.kind in staged.digests
-        checksum = there.checksum if known else _read_md5(destination, staged.key)
+        checksum = there.checksum if known else read_md5(destination, staged.key)
         found = WriteOutcome(size_bytes=there.size_bytes, version=there.version, checksum=checksum)
         if _same(staged, found):
             return found
@@ -164,7 +180,7 @@ def _verified(destination: Destination, staged: Staged, outcome: WriteOutcome, v
     if verify == "store" or not isinstance(destination, ObjectDestination):
         return outcome.checksum.level if outcome.checksum else outcome.level
     read = WriteOutcome(
-        size_bytes=outcome.size_bytes, version=outcome.version, checksum=_read_md5(destination, staged.key)
+        size_bytes=outcome.size_bytes, version=outcome.version, checksum=read_md5(destination, staged.key)
     )
     if not _same(staged, read):
         raise IntegrityError(_difference(destination, staged, read))
@@ -187,7 +203,7 @@ def _difference(destination: Destination, staged: Staged, outcome: WriteOutcome)
     )
 
 
-def _read_md5(destination: ObjectDestination, key: str) -> Checksum:
+def read_md5(destination: ObjectDestination, key: str) -> Checksum:
     """Read the whole object in bounded pieces, as a reader would."""
     md5 = hashlib.md5(usedforsecurity=False)
     start = 0

@@ -7,7 +7,7 @@ head's `ancestors`, never by walking side records, since superseded ones are gon
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -262,8 +262,17 @@ def _fault(part: Part, meta: ObjectMeta | None) -> Fault | None:
     return None
 
 
-def remove(destination: ObjectDestination, keys: Iterable[str], *, because: str, log: logging.Logger) -> None:
-    """Remove objects that our own manifests or tokens name; the only way in which anything is ever removed.
+def remove(
+    destination: ObjectDestination,
+    keys: Iterable[str],
+    *,
+    because: str,
+    log: logging.Logger,
+    into: Callable[[str], str] | None = None,
+) -> None:
+    """Remove objects that our own manifests or tokens name; the only way in which anything is ever taken away.
+
+    With `into` they are moved to the key that it gives instead.
 
     Raises:
         DestinationError: some could not be removed; all were tried.
@@ -271,8 +280,12 @@ def remove(destination: ObjectDestination, keys: Iterable[str], *, because: str,
     failed: list[DestinationError] = []
     for key in keys:
         try:
-            destination.remove(key)
-            log.info("removed %s: %s", destination.uri(key), because)
+            if into is None:
+                destination.remove(key)
+                log.info("removed %s: %s", destination.uri(key), because)
+            else:
+                destination.move(key, into(key))
+                log.warning("moved %s to %s: %s", destination.uri(key), destination.uri(into(key)), because)
         except DestinationError as e:
             failed.append(e)
     if failed:

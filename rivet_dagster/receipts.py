@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rivet_dagster.attempt import Attempt, ExportReceipt, Extraction
 from rivet_dagster.contract import Destination, ObjectDestination
@@ -27,15 +28,17 @@ def receipt_for(
     )
 
 
-def with_rows(receipt: ExportReceipt, extraction: Extraction, parts: Sequence[Part]) -> ExportReceipt:
-    """Add what this run exported."""
+def with_rows(
+    receipt: ExportReceipt, extraction: Extraction, parts: Sequence[Part], *, more: Mapping[str, Any] | None = None
+) -> ExportReceipt:
+    """Add what this run exported, and `more` to say of it."""
     return replace(
         receipt,
         parts=tuple(parts),
         row_count=sum(p.rows for p in parts),
         size_bytes=sum(p.size_bytes for p in parts),
         window=extraction.content.window,
-        counters=extraction.counters(),
+        counters={**extraction.counters(), **(more or {})},
     )
 
 

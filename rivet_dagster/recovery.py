@@ -1,8 +1,6 @@
-"""What a run does about runs before it: finish or reject an unmarked head, take dead runs over, clean up.
+"""What a run does about runs before it: finish or reject an unmarked head, and take dead runs over.
 
-Rules of the design's section 4. Only a takeover may clean up after an attempt that is not final; a final one that
-no head reaches is cleaned once a head other than its `previous` is committed, since its late request can no longer
-land.
+Rules of the design's section 4. Only a takeover may clean up after, or adopt from, an attempt that is not final.
 """
 
 from __future__ import annotations
@@ -15,21 +13,17 @@ from rivet_dagster.attempt import Attempt
 from rivet_dagster.contract import ABSENT, ObjectDestination
 from rivet_dagster.control import swap
 from rivet_dagster.errors import ContractError, DestinationError, ReadError
-from rivet_dagster.layout import Prefix, token_of
-from rivet_dagster.manifest import Dataset, Manifest, Status, marker_body
+from rivet_dagster.layout import Prefix
+from rivet_dagster.manifest import Manifest, Status, marker_body
 from rivet_dagster.readback import (
-    Record,
     Sight,
     check_parts,
-    deliveries,
     look,
-    read_record,
     records,
-    remove,
 )
 from rivet_dagster.wire import serialise
 
-__all__ = ["dead_because", "settle", "take_over_dead_runs", "tidy"]
+__all__ = ["dead_because", "settle", "take_over_dead_runs"]
 
 _ROUNDS = 5
 
@@ -154,13 +148,15 @@ def take_over_dead_runs(
     head: Manifest | None,
     takeover_after: timedelta,
     log: logging.Logger,
-) -> tuple[str, ...]:
+) -> tuple[tuple[Manifest, ...], tuple[str, ...]]:
     """Swap the record of each dead run to `interrupted`, named after `token`, whose own record is already there.
 
     Returns:
-        Notes; what a taken-over run left is cleaned by `tidy`.
+        What the runs had recorded that are now this attempt's to adopt from, the newest first: those taken over, and
+        those that these had taken over; and notes. What they left behind is cleaned by `tidy`.
     """
-    notes = []
+    notes: list[str] = []
+    taken: dict[str, Manifest] = {}
     found = records(destination, prefix, head)
     now = found[token].modified_at if token in found else None
     for other, record in found.items():
@@ -169,111 +165,12 @@ def take_over_dead_runs(
         reason = dead_because(record.manifest, record.modified_at, attempt, now=now, takeover_after=takeover_after)
         if reason is None:
             continue
-        taken = serialise(replace(record.manifest, status=Status.INTERRUPTED, taken_over_by=token))
-        if swap(destination, prefix.side(other), taken, expect=record.version) is not None:
+        body = serialise(replace(record.manifest, status=Status.INTERRUPTED, taken_over_by=token))
+        if swap(destination, prefix.side(other), body, expect=record.version) is not None:
             log.warning("%s: took over %s: %s", destination.uri(prefix.root), other, reason)
             notes.append(f"took over {other}: {reason}")
-    return tuple(notes)
-
-
-def tidy(
-    destination: ObjectDestination,
-    prefix: Prefix,
-    *,
-    sight: Sight,
-    token: str | None,
-    retain: int,
-    log: logging.Logger,
-) -> None:
-    """Remove what no reader and no run can need any more; best effort, the next run finishes it.
-
-    That is: attempts that failed, were taken over, or are final and can no longer land; and superseded deliveries
-    beyond `retain`. Of each the parts first, its side record last.
-
-    Args:
-        destination: where.
-        prefix: which dataset.
-        sight: as just read.
-        token: of the attempt that cleans; its own objects are left alone.
-        retain: superseded deliveries kept besides the head.
-        log: one line per removed object.
-    """
-    try:
-        found = records(destination, prefix, sight.head)
-        over = {t: why for t, r in found.items() if t != token and (why := _removable_because(r, sight, found))}
-        # The chain of an old append dataset is long: it is read only where there is something to remove.
-        kept = _kept(destination, prefix, sight) if over else frozenset()
-        for other, why in over.items():
-            _remove_attempt(destination, prefix, found[other], kept=kept, because=why, log=log)
-        if sight.settled and sight.head and sight.head.dataset is Dataset.SNAPSHOT:
-            _remove_superseded(destination, prefix, sight.head, retain=retain, log=log)
-    except (DestinationError, ReadError) as e:
-        log.warning("%s: cleaning up is left to the next run: %s", destination.uri(prefix.root), e)
-
-
-def _removable_because(record: Record, sight: Sight, found: dict[str, Record]) -> str | None:
-    manifest = record.manifest
-    if manifest.content is None:
-        return None
-    if manifest.status is Status.FAILED:
-        return "its run failed"
-    if manifest.status is Status.INTERRUPTED:
-        taker = found.get(manifest.taken_over_by or "")
-        idle = taker is None or taker.manifest.status in (Status.FAILED, Status.INTERRUPTED)
-        if idle or (taker and _can_no_longer_land(taker.manifest, sight)):
-            return f"its run was taken over by {manifest.taken_over_by}"
-    if manifest.status is Status.SUCCESS and _can_no_longer_land(manifest, sight):
-        return "another run committed instead"
-    return None
-
-
-def _can_no_longer_land(manifest: Manifest, sight: Sight) -> bool:
-    if manifest.status is not Status.SUCCESS or not sight.settled or sight.head is None:
-        return False
-    base = manifest.previous.run_id if manifest.previous else None
-    return not sight.head_reaches(manifest.run_id) and sight.head.run_id != base
-
-
-def _kept(destination: ObjectDestination, prefix: Prefix, sight: Sight) -> frozenset[str]:
-    """Keys that a reader of head or marker needs, whoever's name they carry."""
-    reached = [m for m in (sight.head, sight.committed) if m is not None]
-    whole = {m.run_id: m for r in reached for m in deliveries(destination, prefix, r)}
-    return frozenset(prefix.at(p.path) for m in whole.values() for p in m.parts)
-
-
-def _remove_attempt(
-    destination: ObjectDestination,
-    prefix: Prefix,
-    record: Record,
-    *,
-    kept: frozenset[str],
-    because: str,
-    log: logging.Logger,
-) -> None:
-    token = record.manifest.run_id
-    named = {m.key for m in destination.list(prefix.data) if m.key.startswith(prefix.parts_of(token))}
-    named |= {prefix.at(p.path) for p in record.manifest.parts}
-    remove(destination, sorted(named - kept), because=because, log=log)
-    destination.discard_unfinished(prefix.parts_of(token))
-    remove(destination, [prefix.side(token)], because=because, log=log)
-
-
-def _remove_superseded(
-    destination: ObjectDestination, prefix: Prefix, head: Manifest, *, retain: int, log: logging.Logger
-) -> None:
-    there = {token_of(m.key) for m in destination.list(prefix.root)}
-    readable = {head.run_id: head}
-    for ancestor in head.ancestors[:retain]:
-        record = read_record(destination, prefix, ancestor.run_id) if ancestor.run_id in there else None
-        if record is not None:
-            readable |= {m.run_id: m for m in deliveries(destination, prefix, record.manifest)}
-    kept = frozenset(prefix.at(p.path) for m in readable.values() for p in m.parts)
-    for ancestor in head.ancestors[retain:]:
-        if ancestor.run_id in readable or ancestor.run_id not in there:
-            continue
-        record = read_record(destination, prefix, ancestor.run_id)
-        # A foreign delivery is replaced, but only what our own manifests name is ever removed.
-        if record is None or record.manifest.content is None or record.fingerprint != ancestor.fingerprint:
-            continue
-        because = f"superseded by {head.run_id}"
-        _remove_attempt(destination, prefix, record, kept=kept, because=because, log=log)
+            taken[other] = record.manifest
+    before = {t: r.manifest for t, r in found.items() if r.manifest.status is Status.INTERRUPTED}
+    while inherited := {t: m for t, m in before.items() if m.taken_over_by in taken and t not in taken}:
+        taken |= inherited
+    return tuple(sorted(taken.values(), key=lambda m: m.started_at, reverse=True)), tuple(notes)

@@ -108,6 +108,11 @@ class Source(Protocol):
 class SplittableSource(Source, Protocol):
     """A source that can read a query in ranges of a key."""
 
+    @property
+    def origin(self) -> str:
+        """Which database it is, server and user included, as a fingerprint: equal only where the rows are the same."""
+        ...
+
     def keys(self, query: Query) -> tuple[Key, ...]:
         """The keys that the catalog vouches for, the primary key first; empty for a query that is no table.
 
@@ -157,6 +162,8 @@ class Snapshot(Source, Protocol):
 
     def boundaries(self, query: Query, key: Key, *, rows: int) -> Iterator[tuple[Any, ...]]:
         """The first key of the second range, of the third, and so on: `rows` rows are between two of them.
+
+        Of a query `within` a range of this key, they divide that range.
 
         Each is found by a short statement over the key's index; sparse keys cost nothing.
         """

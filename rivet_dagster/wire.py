@@ -65,6 +65,7 @@ def serialise(m: Manifest) -> bytes:
         out["identity"] = _some(asdict(c.identity))
         out["cursor"] = c.cursor
         out["window"] = c.window
+        out["resume"] = c.resume
         out["columns"] = [_some(asdict(x)) for x in c.columns]
     return (json.dumps(_some(out), ensure_ascii=False, indent=1) + "\n").encode()
 
@@ -173,4 +174,5 @@ def _content(raw: dict[str, Any]) -> Content:
         columns=tuple(_known(Column, c) for c in raw.get("columns", ())),
         cursor=raw.get("cursor"),
         window=raw.get("window"),
+        resume=raw.get("resume"),
     )

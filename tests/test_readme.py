@@ -312,7 +312,14 @@ def _run(asset: Any, io_manager: Any, tmp_path: Path) -> tuple[dict[str, Any], l
 
 
 # Only where there is something to say.
-_SOMETIMES = {"rivet/notes", "rivet/attempts", "rivet/coerced", "rivet/consistency", "rivet/source_retries"}
+_SOMETIMES = {
+    "rivet/notes",
+    "rivet/attempts",
+    "rivet/coerced",
+    "rivet/consistency",
+    "rivet/reused_parts",
+    "rivet/source_retries",
+}
 
 
 def _said_of_metadata() -> tuple[set[str], set[str]]:

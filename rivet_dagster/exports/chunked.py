@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import numbers
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
-from datetime import date, time
-from decimal import Decimal
-from itertools import count
 from typing import Any
 
 from rivet_dagster.contract import EncodedPart, Staged
@@ -19,9 +14,10 @@ from rivet_dagster.exports.handoff import Handoff
 from rivet_dagster.exports.modes import Chunked
 from rivet_dagster.exports.progress import Progress
 from rivet_dagster.exports.reading import Reading
+from rivet_dagster.exports.resume import recorded
 from rivet_dagster.rows import Key, KeyRange, Query, SplittableSource
 
-__all__ = ["RangesReading", "key_of", "ranges_of", "recorded", "rows_of_a_range"]
+__all__ = ["RangesReading", "key_of", "ranges_between", "ranges_of", "rows_of_a_range"]
 
 # A worker whose reading is closed ends within the time that closing a stream may take.
 _JOIN_S = 30.0
@@ -53,13 +49,37 @@ def rows_of_a_range(mode: Chunked, source: SplittableSource, query: Query) -> in
     return max(1, mode.range_bytes // source.row_bytes(query))
 
 
-def ranges_of(key: Key, boundaries: Iterable[tuple[Any, ...]]) -> Generator[KeyRange, None, None]:
-    """Half-open ranges, one after the other, that leave nothing out: the first and the last one have an open end.
+def ranges_between(
+    key: Key, left_out: Callable[[], Iterable[KeyRange]], ranges: Callable[[KeyRange], Iterable[KeyRange]]
+) -> Generator[tuple[tuple[int, int], KeyRange], None, None]:
+    """All ranges but some, each with its place: even first numbers, so that those left out can have the odd ones.
+
+    Args:
+        key: of all of them.
+        left_out: asked for when the first is needed: in their order, no two of which overlap.
+        ranges: divides what lies before, between and behind them.
+    """
+    low: tuple[Any, ...] | None = None
+    gap = 0
+    for done in left_out():
+        # Without a low end it is the first of all, and nothing lies before it.
+        if done.low is not None and done.low != low:
+            for place, within in enumerate(ranges(KeyRange(key=key, low=low, high=done.low))):
+                yield (gap, place), within
+        low, gap = done.high, gap + 2
+        if low is None:
+            return
+    for place, within in enumerate(ranges(KeyRange(key=key, low=low, high=None))):
+        yield (gap, place), within
+
+
+def ranges_of(all_of_it: KeyRange, boundaries: Iterable[tuple[Any, ...]]) -> Generator[KeyRange, None, None]:
+    """Half-open ranges, one after the other, that leave nothing out of a range.
 
     Raises:
         SourceError: a boundary is found twice, so that no end is in sight.
     """
-    low: tuple[Any, ...] | None = None
+    key, low = all_of_it.key, all_of_it.low
     for high in boundaries:
         if high == low:
             raise SourceError(
@@ -67,13 +87,7 @@ def ranges_of(key: Key, boundaries: Iterable[tuple[Any, ...]]) -> Generator[KeyR
             )
         yield KeyRange(key=key, low=low, high=high)
         low = high
-    yield KeyRange(key=key, low=low, high=None)
-
-
-def recorded(within: KeyRange) -> dict[str, Any]:
-    """A range as the manifest holds it: whole numbers and floats as such, anything else as ISO or plain text."""
-    low, high = (None if bound is None else [_plain(v) for v in bound] for bound in (within.low, within.high))
-    return {"columns": list(within.key.columns), "low": low, "high": high}
+    yield KeyRange(key=key, low=low, high=all_of_it.high)
 
 
 class RangesReading:
@@ -81,7 +95,7 @@ class RangesReading:
 
     def __init__(
         self,
-        ranges: Generator[KeyRange, None, None],
+        ranges: Generator[tuple[tuple[int, int], KeyRange], None, None],
         read: Callable[[KeyRange], Reading],
         *,
         workers: int,
@@ -91,14 +105,13 @@ class RangesReading:
         """Read nothing yet.
 
         Args:
-            ranges: found when a worker needs the next one, by one thread at a time.
+            ranges: with their places; found when a worker needs the next one, by one thread at a time.
             read: begins a range; nothing is connected to yet.
             workers: how many ranges are read at a time.
             progress: told of each part.
             release: frees what all ranges are read from, once no worker is left; may be called again.
         """
         self._ranges = ranges
-        self._places = count()
         self._read = read
         self.workers = workers
         self._progress = progress
@@ -166,25 +179,25 @@ class RangesReading:
         finally:
             self._parts.end(error)
 
-    def _next(self) -> tuple[int, KeyRange, Reading] | None:
+    def _next(self) -> tuple[tuple[int, int], KeyRange, Reading] | None:
         with self._taking:
             self._go_on()
-            within = next(self._ranges, None)
-            place = next(self._places)
-        if within is None:
+            found = next(self._ranges, None)
+        if found is None:
             return None
+        place, within = found
         reading = self._read(within)
         with self._lock:
             self._go_on()
             self._active.add(reading)
         return place, within, reading
 
-    def _encode(self, place: int, within: KeyRange, reading: Reading, stage: Callable[[], Staged]) -> None:
+    def _encode(self, place: tuple[int, int], within: KeyRange, reading: Reading, stage: Callable[[], Staged]) -> None:
         try:
             said = recorded(within)
             with contextlib.closing(reading.parts(stage)) as parts:
                 for number, part in enumerate(parts):
-                    if not self._parts.give(replace(part, key_range=said, order=(place, number))):
+                    if not self._parts.give(replace(part, key_range=said, order=(*place, number))):
                         part.staged.discard()
                         raise SourceError(_STOPPED)
         finally:
@@ -195,17 +208,3 @@ class RangesReading:
     def _go_on(self) -> None:
         if self._stopped:
             raise SourceError(_STOPPED)
-
-
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).hex()
-    if isinstance(value, date | time):
-        return value.isoformat()
-    return format(value, "f") if isinstance(value, Decimal) else str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -108,7 +109,7 @@ def encode(
                 yield done
         if part is not None:
             done, part = part.finish(), None
-            yield done
+            yield replace(done, last=True)
     finally:
         if part is not None:
             part.abandon()

@@ -12,17 +12,18 @@ from typing import Any
 
 from rivet_dagster.contract import EncodedPart, Staged
 from rivet_dagster.errors import ConfigError, SourceError
-from rivet_dagster.exports.chunked import RangesReading, key_of, ranges_of, rows_of_a_range
+from rivet_dagster.exports.chunked import RangesReading, key_of, ranges_between, ranges_of, rows_of_a_range
 from rivet_dagster.exports.content import content_of_export, content_of_value, schema_of_export, schema_of_value
 from rivet_dagster.exports.modes import Chunked
 from rivet_dagster.exports.output import OutputSettings
 from rivet_dagster.exports.pace import Pace
 from rivet_dagster.exports.progress import Progress, estimate_of
 from rivet_dagster.exports.reading import Encoder, Reading
+from rivet_dagster.exports.resume import Resume, obstacle, resume_terms
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.exports.values import Rows, rows_of
 from rivet_dagster.manifest import Content, Manifest
-from rivet_dagster.rows import ResultStream, Snapshot, Source, SplittableSource
+from rivet_dagster.rows import KeyRange, ResultStream, Snapshot, Source, SplittableSource
 
 __all__ = ["Extraction", "plan_export", "plan_value"]
 
@@ -43,6 +44,7 @@ class Extraction:
         said: what is known of the reading, as metadata.
         retried: why reading was begun again, each time.
         coerced: how many values became NULL that would have been refused, by column.
+        resume: leaves out what a dead run has exported; `None` where all rows must be read.
         gates: called after the last row.
         suffix: of the parts, e.g. ".csv.gz".
         skip_empty: a run without rows leaves the dataset as it was.
@@ -56,6 +58,7 @@ class Extraction:
     said: Mapping[str, Any] = field(default_factory=dict)
     retried: Sequence[str] = ()
     coerced: Callable[[], Mapping[str, int]] = dict
+    resume: Resume | None = None
     gates: Sequence[Callable[[], None]] = field(default=())
     suffix: str = field(init=False)
     skip_empty: bool = field(init=False)
@@ -246,18 +249,26 @@ def _in_ranges(asked: _Asked, mode: Chunked) -> Extraction:
         snapshot = begun.enter_context(source.snapshot(mode.consistency))
         with closing(snapshot.open(query)) as stream:
             content, encoder = asked.described(stream)
+        because = obstacle(asked.export, snapshot)
+        terms = resume_terms(asked.export, key, source=source, output=asked.output) if because is None else None
+        resume = Resume(replace(content, resume=terms), key, because=because)
+
+        def divide(within: KeyRange) -> Iterator[KeyRange]:
+            return ranges_of(within, snapshot.boundaries(replace(query, within=within), key, rows=rows))
+
         ranges = RangesReading(
-            ranges_of(key, snapshot.boundaries(query, key, rows=rows)),
+            ranges_between(key, lambda: resume.left_out, divide),
             lambda within: Reading(encoder, partial(snapshot.open, replace(query, within=within))),
             workers=_workers(asked, mode, snapshot),
             progress=asked.progress,
             release=partial(_released, begun.pop_all()),
         )
     return Extraction(
-        content=content,
+        content=resume.content,
         output=asked.output,
         read=ranges.parts,
         stop=ranges.close,
+        resume=resume,
         parallel=ranges.workers,
         said={"rivet/consistency": snapshot.consistency},
         retried=encoder.retried,

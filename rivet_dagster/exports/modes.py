@@ -28,6 +28,10 @@ class Chunked(BaseModel):
     Each row is in exactly one half-open range, and each range with rows becomes a part, or several where
     `max_file_size` divides it further. With neither `rows_per_part` nor `bytes_per_part` a range has about 256 MB.
 
+    With `consistency="statement"`, a run that takes over one that died re-uses the ranges that it had exported, and
+    reads the others. With "snapshot" it reads all of them: the state of the database that the first ones were read
+    from is gone.
+
     Raises:
         ConfigError: both sizes are given, or one of them, or the key, cannot be; names the field.
         pydantic.ValidationError: a setting has the wrong type or is unknown; names the field.

@@ -61,6 +61,11 @@ class PostgresSource:
         self._settings = settings
 
     @property
+    def origin(self) -> str:
+        """As the URL's."""
+        return self._url.origin
+
+    @property
     def database(self) -> str:
         """The database's name; empty where the URL leaves it to the server."""
         return database_name(self._url)

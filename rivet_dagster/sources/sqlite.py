@@ -51,6 +51,11 @@ class SqliteSource:
         self._batch_bytes = batch_bytes
 
     @property
+    def origin(self) -> str:
+        """As the URL's."""
+        return self._url.origin
+
+    @property
     def database(self) -> str:
         """The file's name, without its directory."""
         return self._url.rest.rpartition("/")[2]

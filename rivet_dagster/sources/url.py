@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import quote, quote_plus, unquote
+
+import xxhash
 
 from rivet_dagster.errors import ConfigError
 
@@ -32,6 +35,21 @@ class DatabaseUrl:
     def parameters(self) -> dict[str, str]:
         """What stands behind "?", percent-decoded, as libpq reads it: of equal names the last counts, "+" is a plus."""
         return {unquote(name): unquote(value) for name, value in _parameters(self.rest).items()}
+
+    @property
+    def origin(self) -> str:
+        """Which database it is, and for whom, as a fingerprint: the same only for the same URL but for its secrets.
+
+        A file is named by its absolute path.
+        """
+        if self.scheme in {"sqlite", "duckdb"}:
+            said = [self.scheme, str(Path(self.rest[1:]).absolute())]
+        else:
+            authority, _, path = self.rest.partition("?")[0].partition("/")
+            userinfo, _, hosts = authority.rpartition("@")
+            open_to_all = {k: v for k, v in self.parameters.items() if k.lower() not in _SECRET_PARAMETERS}
+            said = [self.scheme, userinfo.partition(":")[0], hosts, path, *map(str, sorted(open_to_all.items()))]
+        return f"xxh3:{xxhash.xxh3_64_hexdigest(repr(said).encode())}"
 
     def redact(self, text: str) -> str:
         """`text` with every spelling of every secret, and any credentials in a URL, masked."""

@@ -50,6 +50,7 @@ class Rows:
     before_part: Callable[[int], None] = lambda _n: None
     suffix: str = ".csv"
     parallel: int = 1
+    resume: Any = None
     closed: int = 0
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -28,6 +29,27 @@ def test_no_spelling_of_a_password_survives(password: str, scheme: str) -> None:
 
 def test_a_mask_is_not_masked_again() -> None:
     assert parse_url("postgresql://user:*@host/shop").redact("*, %2A") == "***, ***"
+
+
+def test_the_origin_of_rows_is_the_url_without_its_secrets() -> None:
+    one = parse_url("postgresql://me:secret@host:5432/shop?sslmode=require&password=x").origin
+    assert parse_url("postgresql://me:rotated@host:5432/shop?password=y&sslmode=require").origin == one
+    others = (
+        "postgresql://you:secret@host:5432/shop?sslmode=require",
+        "postgresql://me@other:5432/shop?sslmode=require",
+        "postgresql://me@host:5433/shop?sslmode=require",
+        "postgresql://me@host:5432/shops?sslmode=require",
+        "postgresql://me@host:5432/shop?sslmode=require&host=other",
+        "duckdb:///shop",
+        "sqlite:///shop",
+        "sqlite:////shop",
+    )
+    assert len({one, *(parse_url(url).origin for url in others)}) == 1 + len(others)
+
+
+def test_a_file_is_the_same_by_each_of_its_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse_url("sqlite:///shop.db").origin == parse_url(f"sqlite:///{tmp_path}/shop.db").origin
 
 
 @given(PASSWORDS)

@@ -14,7 +14,7 @@ from rivet_dagster.exports.extraction import Extraction, plan_export
 from rivet_dagster.exports.modes import Chunked
 from rivet_dagster.exports.output import resolve_output
 from rivet_dagster.exports.spec import Export
-from rivet_dagster.rows import Key, Query, ResultColumn
+from rivet_dagster.rows import Key, KeyRange, Query, ResultColumn
 
 COLUMNS = (
     ResultColumn(name="id", source_type="bigint", nullable=False, arrow_type=pa.int64()),
@@ -33,6 +33,7 @@ class Table:
 
     engine = "postgresql"
     database = "shop"
+    origin = "xxh3:0123456789abcdef"
 
     def __init__(
         self,
@@ -76,10 +77,11 @@ class Table:
             self.ended += 1
 
     def boundaries(self, query: Query, key: Key, *, rows: int) -> Iterator[tuple[Any, ...]]:
-        for n, at in enumerate(range(rows, len(self.ids), rows)):
+        ids = inside(self.ids, query.within)
+        for n, at in enumerate(range(rows, len(ids), rows)):
             self.boundaries_asked += 1
             self.before_boundary(n)
-            yield (self.ids[at],)
+            yield (ids[at],)
 
     def open(self, query: Query) -> Stream:
         with self.lock:
@@ -102,8 +104,7 @@ class Stream:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         low = self.within.low[0] if self.within and self.within.low else None
-        high = self.within.high[0] if self.within and self.within.high else None
-        ids = [i for i in self.table.ids if (low is None or low <= i) and (high is None or i < high)]
+        ids = inside(self.table.ids, self.within)
         for n, at in enumerate(range(0, len(ids), self.table.batch_rows)):
             self.table.before_batch(low, n)
             if self.closed.is_set():
@@ -117,6 +118,12 @@ class Stream:
             if not self.closed.is_set():
                 self.closed.set()
                 self.table.still_open -= 1
+
+
+def inside(ids: Sequence[int], within: KeyRange | None) -> list[int]:
+    """Those of a range."""
+    low, high = (within.low, within.high) if within else (None, None)
+    return [i for i in ids if (low is None or low[0] <= i) and (high is None or i < high[0])]
 
 
 def plan(

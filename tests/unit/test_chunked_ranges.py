@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from rivet_dagster.contract import EncodedPart
 from rivet_dagster.errors import ConfigError, ContractError, SourceError
 from rivet_dagster.exports import chunked, reading
-from rivet_dagster.exports.chunked import RangesReading, ranges_of, recorded
+from rivet_dagster.exports.chunked import RangesReading, ranges_between, ranges_of
 from rivet_dagster.exports.progress import Progress
+from rivet_dagster.exports.resume import recorded
 from rivet_dagster.rows import Key, KeyRange
 from tests.unit.encoded import Shelf, body, within
 from tests.unit.splittable import KEY, Table, plan
@@ -79,10 +80,10 @@ def test_a_range_without_rows_gives_no_part() -> None:
             yield from [(10,), (20,), (30,)]
 
     parts = list(plan(Sparse([11, 12, 35]), rows_per_part=1).parts(Shelf().stage))
-    assert [(p.order, ids_of(p)) for p in parts] == [((1, 0), [11, 12]), ((3, 0), [35])]
+    assert [(p.order, ids_of(p)) for p in parts] == [((0, 1, 0), [11, 12]), ((0, 3, 0), [35])]
     assert [p.key_range for p in parts] == [
-        {"columns": ["id"], "low": [10], "high": [20]},
-        {"columns": ["id"], "low": [30], "high": None},
+        {"columns": ["id"], "low": [10], "high": [20], "types": ["int"]},
+        {"columns": ["id"], "low": [30], "high": None, "types": ["int"]},
     ]
 
 
@@ -95,10 +96,11 @@ def test_a_table_without_rows_gives_no_part() -> None:
 def test_parts_rotate_inside_of_their_range() -> None:
     table = Table(range(4_000), batch_rows=50)
     parts = in_order(list(plan(table, rows_per_part=1_000, parallel=2, max_file_size="4kB").parts(Shelf().stage)))
-    per_range = Counter(p.order[0] for p in parts)
+    per_range = Counter(p.order[1] for p in parts)
     assert sorted(per_range) == [0, 1, 2, 3]
     assert min(per_range.values()) > 2
-    assert [p.order[1] for p in parts if p.order[0] == 2] == list(range(per_range[2]))
+    assert [p.order[2] for p in parts if p.order[1] == 2] == list(range(per_range[2]))
+    assert [p.last for p in parts if p.order[1] == 2] == [False] * (per_range[2] - 1) + [True]
     assert len({str(p.key_range) for p in parts}) == 4
     assert [i for p in parts for i in ids_of(p)] == list(range(4_000))
 
@@ -120,8 +122,8 @@ def test_ranges_are_read_at_the_same_time_and_keep_their_order() -> None:
 
     table = Table(range(60), before_batch=wait)
     parts = list(plan(table, rows_per_part=10, parallel=2).parts(Shelf().stage))
-    assert parts[0].order != (0, 0)
-    assert [p.order for p in in_order(parts)] == [(n, 0) for n in range(6)]
+    assert parts[0].order != (0, 0, 0)
+    assert [p.order for p in in_order(parts)] == [(0, n, 0) for n in range(6)]
     assert [i for p in in_order(parts) for i in ids_of(p)] == list(range(60))
 
 
@@ -170,7 +172,9 @@ def test_nothing_is_staged_once_it_is_closed(monkeypatch: pytest.MonkeyPatch) ->
     shelf = Shelf()
     reading_of: Any = lambda _within: Late()  # noqa: E731
     progress = Progress(logging.getLogger("late"), subject="late")
-    ranges = RangesReading(ranges_of(KEY, []), reading_of, workers=1, progress=progress, release=lambda: None)
+    ranges = RangesReading(
+        ranges_between(KEY, list, lambda it: [it]), reading_of, workers=1, progress=progress, release=lambda: None
+    )
 
     def take() -> None:
         with pytest.raises(SourceError, match="closed"):
@@ -415,7 +419,7 @@ class TestClosing:
 
 def test_a_boundary_that_comes_twice_is_no_endless_loop() -> None:
     with pytest.raises(SourceError, match=r"id.*twice"):
-        list(ranges_of(KEY, [(1,), (1,)]))
+        list(ranges_of(KeyRange(key=KEY, low=None, high=None), [(1,), (1,)]))
 
 
 def test_bounds_are_recorded_as_json_holds_them() -> None:

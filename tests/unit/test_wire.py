@@ -44,6 +44,7 @@ parts = st.lists(
         content_md5=text,
         verification=some,
         key_range=json_values,
+        resume=json_values,
     ),
     max_size=4,
     unique_by=lambda p: p.part_id,
@@ -69,6 +70,7 @@ def manifests(draw):
             columns=st.lists(columns, max_size=3).map(tuple),
             cursor=json_values,
             window=json_values,
+            resume=json_values,
         )
     )
     return draw(
