@@ -13,7 +13,7 @@ import pytest
 import rivet_dagster as rd
 from tests.faults.kit import read_as_a_reader
 from tests.faults.lakes import NO_WAIT, S3_ALONE, said, table_of
-from tests.servers import postgres
+from tests.servers import mariadb, postgres
 
 OLD = pa.table({"id": [1, 2, 3]})
 # Dagster calls range runs a beta.
@@ -67,7 +67,7 @@ def test_a_field_within_a_column_that_would_be_lost_is_refused_by_its_name(shelf
     assert shelf.raw == {}
 
 
-@pytest.fixture(params=["sqlite", "duckdb", "postgresql"])
+@pytest.fixture(params=["sqlite", "duckdb", "postgresql", "mysql"])
 def database(request, servers, tmp_path):
     """Each database, empty, as a resource."""
     path = tmp_path / "shop.db"
@@ -78,8 +78,10 @@ def database(request, servers, tmp_path):
         case "duckdb":
             duckdb.connect(path).close()
             return rd.DatabaseResource(url=f"duckdb:///{path}")
-        case _:
+        case "postgresql":
             return rd.DatabaseResource(url=servers(postgres).url)
+        case _:
+            return rd.DatabaseResource(url=servers(mariadb).new_database().url)
 
 
 def export_query(lake, database, query, **settings):
@@ -148,9 +150,26 @@ def test_odd_column_names_arrive_as_they_are(shelf, fmt):
 
 @pytest.mark.parametrize("fmt", ["parquet", "csv"])
 def test_odd_column_names_of_a_query_arrive_as_they_are(shelf, database, fmt):
-    quoted = (name.replace('"', '""') for name in ODD)
-    query = "select " + ", ".join(f'{n} as "{name}"' for n, name in enumerate(quoted))
-    check_names(shelf, export_query(shelf, database, query, format=fmt), ODD, fmt)
+    # PostgreSQL cuts longer ones itself.
+    names = [*ODD, "x" * 62 + "1", "x" * 62 + "2", "é" * 31]
+    mark = "`" if database.url.startswith("mysql") else '"'
+    quoted = (name.replace(mark, mark * 2) for name in names)
+    query = "select " + ", ".join(f"{n} as {mark}{name}{mark}" for n, name in enumerate(quoted))
+    check_names(shelf, export_query(shelf, database, query, format=fmt), names, fmt)
+
+
+def test_a_name_that_the_database_cuts_is_the_one_it_has(shelf, database):
+    """Two of them are one, then: refused where it would lose a column."""
+    mark = "`" if database.url.startswith("mysql") else '"'
+    twins = [f"{mark}{'x' * 63}{end}{mark}" for end in "ab"]
+    done = export_query(shelf, database, f"select 1 as {twins[0]}, 2 as {twins[1]}")
+    if database.url.startswith("postgresql"):
+        assert not done.success
+        assert f"'{'x' * 63}' (2 times)" in said(done)
+        assert shelf.raw == {}
+    else:
+        assert done.success, said(done)
+        assert shelf.rows() == [{"x" * 63 + "a": 1, "x" * 63 + "b": 2}]
 
 
 KEYS = ["2024/01", "2024%2f01", "2024", "0.1", "0.2", "2024-01-01T00:00:00+00:00", "..", ".", "A", "a", " ", "a b", "%"]
