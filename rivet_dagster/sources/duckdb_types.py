@@ -1,12 +1,8 @@
 """DuckDB types: which travel as they are, and what the others are cast to in SQL, at any depth.
 
-Most types become the Arrow type that DuckDB gives them; nested types stay nested. Cast before they leave:
-
-- HUGEINT, UHUGEINT: DECIMAL(38, 0); a value of 39 digits is refused
-- UUID, ENUM, BIT, TIME WITH TIME ZONE, INTERVAL, BIGNUM, UNION, VARIANT, GEOMETRY and types without values: text
-- TIMESTAMP_S: TIMESTAMP
-
-Infinite and far dates and timestamps, and the time 24:00:00, are refused.
+The README's table says what each becomes; a test holds it against files. Nested types stay nested. What Arrow or
+Parquet have no exact type for is cast before it leaves: integers of 128 bits to DECIMAL(38, 0), where one of 39 digits
+has no place, all others to DuckDB's own text.
 """
 
 from __future__ import annotations

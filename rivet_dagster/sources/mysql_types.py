@@ -1,25 +1,12 @@
 """MySQL and MariaDB types: what each becomes, and what it may be cast to. Pure.
 
-=====================================================  ==============================================================
-type                                                   Arrow
-=====================================================  ==============================================================
-tinyint, smallint, mediumint, int, bigint              int8, int16, int32, int32, int64; unsigned: uint8 to uint64
-                                                       (tinyint(1) too: it holds -128 to 127)
-bit(n), year                                           uint64, uint16
-float, double                                          float, double, as they are stored and not as they are printed
-decimal(p, s)                                          decimal128 or decimal256
-date, datetime, timestamp                              date32, timestamp[us], timestamp[us, UTC]
-time                                                   time64[us], from 00:00:00 to 23:59:59.999999
-char, varchar, text, enum, set, json, uuid, inet       string (a JSON null is the text null, NULL is NULL)
-binary, varbinary, blob                                binary
-geometry                                               refused; cast to binary: MySQL's own bytes
-an expression that is always NULL                      string
-=====================================================  ==============================================================
+The README's table says what each becomes; a test holds it against the server. tinyint(1) holds -128 to 127 and is no
+boolean; float and double are as they are stored and not as they are printed; an expression that is always NULL is a
+string. Characters without a form in UTF-8 are refused.
 
-Zero, partial and impossible dates, times below zero or from 24:00:00 on, and characters without a form in UTF-8 are
-refused. A cast is made here, exactly or not at all: everything may be cast to text, which is what the database itself
-shows (a float is its shortest text, bytes must be UTF-8); numbers and text to bigint, bigint unsigned, double,
-decimal(p, s) and boolean (0 and 1); text to date, time, datetime and timestamptz; text and geometry to binary.
+A cast is made here, exactly or not at all: everything may be cast to text, which is what the database itself shows (a
+float is its shortest text, bytes must be UTF-8); numbers and text to bigint, bigint unsigned, double, decimal(p, s) and
+boolean (0 and 1); text to date, time, datetime and timestamptz; text and geometry to binary.
 """
 
 from __future__ import annotations

@@ -1,24 +1,8 @@
 """SQLite types: what a column becomes, decided before the first row, and the strict reading of its values.
 
-SQLite stores a type per value. The declared type decides what the column becomes; a value that does not fit it is
-refused, never changed:
-
-========================================  ==========================================================================
-declared                                  Arrow, and what may be stored
-========================================  ==========================================================================
-BOOL, BOOLEAN                             bool: the integers 0 and 1
-DATE                                      date32: text YYYY-MM-DD
-DATETIME, TIMESTAMP                       timestamp[us] without zone: text YYYY-MM-DD[ HH:MM[:SS[.ffffff]]], also with T
-DECIMAL(p[, s]), NUMERIC(p[, s])          decimal128 or decimal256: integers, text, and reals of at most 15 digits
-                                          that are such a decimal
-a name with INT                           int64: integers
-a name with CHAR, CLOB or TEXT            string: text
-a name with BLOB                          binary: blobs
-a name with REAL, FLOA or DOUB            float64: reals, and integers up to 2^53
-anything else, an expression, nothing     by the values: all are looked at once, in the same snapshot. Integers int64,
-                                          reals float64 (with integers among them too), text string, blobs binary,
-                                          no value at all: binary for BLOB, else string; other mixtures are refused
-========================================  ==========================================================================
+SQLite stores a type per value. The declared type decides what the column becomes, by SQLite's own rules for names after
+those of booleans, dates and decimals; where it decides nothing, all values are looked at once, in the same snapshot. A
+value that does not fit is refused, never changed. The README's table says what is what; a test holds it against files.
 
 A cast replaces the declared type. Cast to text, integers and reals are written out in full, text stays, and a blob must
 be UTF-8.
