@@ -27,12 +27,17 @@ __all__ = [
     "text_of",
 ]
 
+_NAMES = (
+    r"(?:account_?key|access_?key|private_?key|api_?key|secret|passw|pwd|token|signature|shared_?access|credential"
+    r"|\bsig|\bsas)"
+)
 _MASKS = (
     # Where a URL was expected there may have been a key or a connection string; a host with dots is none.
     (re.compile(r"(?i)\b(invalid (?:endpoint|url)\s*:\s*)(?!https?://(?:$|localhost|[\w-]+\.[\w.-]+))\S.*"), r"\1***"),
-    (re.compile(r"(?<=://)[^\s/@]*@"), "***@"),
+    (re.compile(r"(?<=://)[^\s/]*@"), "***@"),
     (re.compile(r"\?[^\s?'\"]*=[^\s'\"]*"), "?***"),
-    (re.compile(r"(?i)\b((?:account_?key|secret\w*|password|token|sig|signature|sas)\s*[=:]\s*)[^\s;&'\"]+"), r"\1***"),
+    (re.compile(r"(?i)\b(authorization\s*[=:]\s*\w+\s+)[^\s'\"]+"), r"\1***"),
+    (re.compile(rf"(?i)({_NAMES}\w*['\"]?\s*(?:[=:]|%3d)\s*['\"]?)[^\s;&'\"]+"), r"\1***"),
 )
 
 

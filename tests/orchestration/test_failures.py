@@ -325,6 +325,10 @@ def test_a_source_that_is_none_is_named(instance, lake, orders):
     [
         ("Invalid URL: https://a.blob/c?sv=1&sig=abc%2F", "Invalid URL: https://a.blob/c?***"),
         ("cannot reach https://me:pw@host/x", "cannot reach https://***@host/x"),
+        ("cannot reach https://me:p@w@host.x/y", "cannot reach https://***@host.x/y"),
+        ("{'aws_secret_access_key': 'a+b/c', 'x': 1}", "{'aws_secret_access_key': '***', 'x': 1}"),
+        ("client_secret='abc' pwd=x sig%3Dy", "client_secret='***' pwd=*** sig%3D***"),
+        ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
         ("AccountKey=abc==;EndpointSuffix=x", "AccountKey=***;EndpointSuffix=x"),
         ("Your default credentials were not found.", "Your default credentials were not found."),
         ("Invalid endpoint: bXkgb3duIGtleQ==", "Invalid endpoint: ***"),
