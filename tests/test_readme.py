@@ -143,6 +143,13 @@ def test_the_example_for_your_own_tables_loads_without_any_client(snippet: Any) 
     assert [(s.name, s.cron_schedule) for s in defs.schedules] == [("lake_schedule", "0 2 * * *")]
 
 
+def test_the_example_of_a_gentle_source_is_one(snippet: Any) -> None:
+    database = snippet("max_rows_per_second=")["database"]
+    database.check()
+    said = re.findall(r"`(\w+)`", _section("Gentle to the database"))
+    assert set(rd.DatabaseResource.model_fields) - {"url"} <= set(said)
+
+
 def test_the_example_of_a_bundle_is_two_steps(snippet: Any) -> None:
     defs = snippet("bundle=True")["defs"]
     dg.Definitions.validate_loadable(defs)

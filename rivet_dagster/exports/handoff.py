@@ -79,6 +79,11 @@ class Handoff(Generic[_T]):
             else:
                 idle()
 
+    def closed_within(self, seconds: float) -> bool:
+        """Wait for so long, unless nobody wants anything any more: True then, at once."""
+        with self._changed:
+            return self._changed.wait_for(self._is_over, seconds)
+
     def close(self) -> list[_T]:
         """Take and give nothing more; what was given and not taken."""
         with self._changed:

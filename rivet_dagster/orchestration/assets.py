@@ -55,7 +55,8 @@ def build_export_asset(
         key_prefix: of the asset key, which ends in the export's name.
         partitions_def: not yet; see `Raises`.
         retry_policy: how often Dagster repeats the step after a failure that may pass.
-        pool: limits how many exports of one database run at once.
+        pool: where an instance may limit how many exports of one database run at once; named like `source` unless
+            given.
         deps: assets that have to be there before.
         group_name: of the asset.
         owners: of the asset.
@@ -115,7 +116,7 @@ def export_asset(
         required_resource_keys={source, io_manager_key},
         io_manager_key=io_manager_key,
         retry_policy=retry_policy,
-        pool=pool,
+        pool=pool or source,
     )
     def _export(context: dg.AssetExecutionContext) -> ExportHandle:
         # Nothing is read here: the IO manager reads, within the commit.

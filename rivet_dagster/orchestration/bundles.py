@@ -59,7 +59,7 @@ def bundle_asset(
         can_subset=True,
         required_resource_keys={source, io_manager_key},
         retry_policy=retry_policy,
-        pool=pool,
+        pool=pool or source,
     )
     def _bundle(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
         outlet = require(context, io_manager_key, ExportIOManager).outlet

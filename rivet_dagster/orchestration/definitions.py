@@ -61,7 +61,8 @@ def build_export_definitions(
         key_prefix: of the asset keys, as all that follows for each export; see `build_export_asset`.
         partitions_def: not yet.
         retry_policy: of each step.
-        pool: of each step.
+        pool: of each step that reads; `<name>_source` unless given, so that an instance can limit how many exports of
+            this database run at once.
         deps: of each asset.
         group_name: of each asset.
         owners: of each asset.
@@ -69,8 +70,8 @@ def build_export_definitions(
 
     Raises:
         PlanRejected: an export cannot work at this destination; carries every diagnostic.
-        ConfigError: there is no export, one is named like the job, an argument is of another kind, `parallel` is
-            given without `bundle`, or `partitions_def` is.
+        ConfigError: there is no export, one is named like the job, an argument is of another kind, a setting of the
+            source is not its database's, `parallel` is given without `bundle`, or `partitions_def` is.
     """
     planned = [*exports]
     _require(name, "exports", Export, *planned)
@@ -82,6 +83,7 @@ def build_export_definitions(
     if bundle and partitions_def is not None:
         msg = f"{name}: partitions_def and bundle=True do not go together; leave one of them out"
         raise ConfigError(msg)
+    source.check()
     if not planned:
         msg = f"{name}: expected at least one export, found none"
         raise ConfigError(msg)

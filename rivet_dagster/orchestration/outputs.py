@@ -259,7 +259,15 @@ def _commit(
         nonlocal columns
         if isinstance(value, ExportHandle):
             source = value.database.source()
-            planned = plan_export(value.export, export_name=name, source=source, output=output, head=head, log=log)
+            planned = plan_export(
+                value.export,
+                export_name=name,
+                source=source,
+                output=output,
+                head=head,
+                log=log,
+                max_rows_per_second=value.database.max_rows_per_second,
+            )
         else:
             planned = plan_value(value, export_name=name, output=output, head=head, log=log)
         columns = planned.content.columns

@@ -8,8 +8,11 @@ from pydantic import Field
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.sizes import parse_duration
 from rivet_dagster.rows import Source
+from rivet_dagster.sources.session_settings import SessionSettings
 
 __all__ = ["DatabaseResource"]
+
+_BATCH_ROWS = 65_536
 
 
 class DatabaseResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -38,17 +41,26 @@ class DatabaseResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     statement_timeout: str | None = Field(
         default=None,
         description=(
-            'PostgreSQL only: the server ends a statement that lasts longer, such as "30 minutes". A statement lasts as'
-            " long as its rows take to be encoded and uploaded; with rd.Chunked each is short."
+            'PostgreSQL, MySQL and MariaDB: the server ends a statement that lasts longer, such as "30 minutes". A'
+            " statement lasts as long as its rows take to be encoded and uploaded; with rd.Chunked each is short."
         ),
     )
     lock_timeout: str | None = Field(
         default=None,
-        description='PostgreSQL only: how long a statement waits for a lock, such as "5s"; a retry may pass.',
+        description=(
+            'PostgreSQL, MySQL and MariaDB: how long a statement waits for a lock, such as "5s"; a retry may pass.'
+        ),
     )
     application_name: str | None = Field(
         default=None,
-        description="PostgreSQL only: the name that the server's administrator sees; else rivet_dagster.",
+        description=(
+            "PostgreSQL, MySQL and MariaDB: the name that the server's administrator sees; else rivet_dagster."
+        ),
+    )
+    max_rows_per_second: int | None = Field(
+        default=None,
+        ge=1,
+        description="How many rows each export reads in a second at most, however many connections it reads with.",
     )
 
     def source(self) -> Source:
@@ -63,12 +75,36 @@ class DatabaseResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if not self.url:
             msg = "DatabaseResource(url=…) is empty: expected a URL like postgresql://…; set its environment variable"
             raise ConfigError(msg)
+        # A batch is what may come at once.
+        most = {} if self.max_rows_per_second is None else {"batch_rows": min(self.max_rows_per_second, _BATCH_ROWS)}
         return connect(
             self.url,
+            **most,
             statement_timeout=_seconds(self.statement_timeout, "statement_timeout"),
             lock_timeout=_seconds(self.lock_timeout, "lock_timeout"),
             application_name=self.application_name,
         )
+
+    def check(self) -> None:
+        """Refuse what cannot be, where the resource is defined; what comes from the environment is known only later.
+
+        Raises:
+            ConfigError: a setting is none, or none of this database's.
+        """
+        from rivet_dagster.sources.connect import check_settings  # noqa: PLC0415 - as above
+
+        told = {
+            name: None if isinstance(value, dg.EnvVar) else value
+            for name in ("statement_timeout", "lock_timeout", "application_name")
+            if (value := getattr(self, name)) is not None
+        }
+        if self.url and not isinstance(self.url, dg.EnvVar):
+            settings = SessionSettings(
+                statement_timeout=_seconds(told.get("statement_timeout"), "statement_timeout"),
+                lock_timeout=_seconds(told.get("lock_timeout"), "lock_timeout"),
+                application_name=told.get("application_name"),
+            )
+            check_settings(self.url, settings)
 
 
 def _seconds(value: str | None, name: str) -> float | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.rows import Source
+from rivet_dagster.sources.session_settings import SessionSettings, check_sessions
 from rivet_dagster.sources.url import parse_url
 
-__all__ = ["connect"]
+__all__ = ["check_settings", "connect"]
 
 # Drivers of other people's URLs in whose place ours reads faster, and as exactly.
 _REPLACED = {
@@ -35,9 +36,9 @@ def connect(
             SQLAlchemy, which is slower.
         batch_rows: no batch has more rows.
         batch_bytes: about the size of a batch; one row larger than it is a batch of its own.
-        statement_timeout: PostgreSQL only: after how many seconds the server ends a statement.
-        lock_timeout: PostgreSQL only: for how many seconds a statement waits for a lock.
-        application_name: PostgreSQL only: how the server's administrator sees the sessions; wins over the URL's.
+        statement_timeout: PostgreSQL, MySQL and MariaDB only: after how many seconds the server ends a statement.
+        lock_timeout: as these: for how many seconds a statement waits for a lock; MySQL counts whole ones.
+        application_name: as these: how the server's administrator sees the sessions; wins over the URL's.
 
     Raises:
         ConfigError: the scheme is not supported, or the URL or a setting cannot be used as it is written.
@@ -47,23 +48,14 @@ def connect(
             f"a batch has at least one row and one byte: batch_rows={batch_rows}, batch_bytes={batch_bytes}"
         )
     parsed = parse_url(url)
-    gentle = {
-        "statement_timeout": statement_timeout,
-        "lock_timeout": lock_timeout,
-        "application_name": application_name,
-    }
-    set_here = [name for name, value in gentle.items() if value is not None]
-    if set_here and parsed.scheme not in {"postgresql", "postgres"}:
-        raise ConfigError(f"{', '.join(set_here)}: for postgresql:// only, found {parsed.scheme}://; remove it")
-    driver = url.strip().partition("://")[0].partition("+")[2].lower()
-    match parsed.scheme if driver in _REPLACED.get(parsed.scheme, ("",)) else None:
+    settings = SessionSettings(
+        statement_timeout=statement_timeout, lock_timeout=lock_timeout, application_name=application_name
+    )
+    check_settings(url, settings)
+    match parsed.scheme if _is_ours(url) else None:
         case "postgresql" | "postgres":
-            from rivet_dagster.sources.postgres_session import PostgresSettings
             from rivet_dagster.sources.postgresql import PostgresSource
 
-            settings = PostgresSettings(
-                statement_timeout=statement_timeout, lock_timeout=lock_timeout, application_name=application_name
-            )
             return PostgresSource(parsed, batch_rows=batch_rows, batch_bytes=batch_bytes, settings=settings)
         case "sqlite":
             from rivet_dagster.sources.sqlite import SqliteSource
@@ -76,8 +68,23 @@ def connect(
         case "mysql" | "mariadb":
             from rivet_dagster.sources.mysql import MySQLSource
 
-            return MySQLSource(parsed, batch_rows=batch_rows, batch_bytes=batch_bytes)
+            return MySQLSource(parsed, batch_rows=batch_rows, batch_bytes=batch_bytes, settings=settings)
         case _:
             from rivet_dagster.sources.any_url import AnyUrlSource
 
             return AnyUrlSource(parsed, url, batch_rows=batch_rows, batch_bytes=batch_bytes)
+
+
+def check_settings(url: str, settings: SessionSettings) -> None:
+    """Refuse what the database of a URL does not know; nothing is loaded or connected to.
+
+    Raises:
+        ConfigError: names each setting, and what to do.
+    """
+    check_sessions(parse_url(url).scheme, ours=_is_ours(url), settings=settings)
+
+
+def _is_ours(url: str) -> bool:
+    """Whether one of our drivers reads it, and not SQLAlchemy."""
+    driver = url.strip().partition("://")[0].partition("+")[2].lower()
+    return driver in _REPLACED.get(parse_url(url).scheme, ("",))

@@ -29,12 +29,13 @@ _PREPARE, _EXECUTE = 0x16, 0x17
 class MySQLConnection:
     """One logged-in connection, in UTF-8. It raises what PyMySQL raises, and `OSError`."""
 
-    def __init__(self, url: DatabaseUrl, *, timeout_s: float) -> None:
+    def __init__(self, url: DatabaseUrl, *, timeout_s: float, application_name: str) -> None:
         """Connect.
 
         Args:
             url: where to.
             timeout_s: for connecting and logging in; what follows may take any time.
+            application_name: how the server's administrator sees it, as the attribute `program_name`.
 
         Raises:
             ConfigError: the driver is not installed, or the URL's parameters cannot be.
@@ -54,7 +55,7 @@ class MySQLConnection:
             connect_timeout=timeout_s,
             read_timeout=timeout_s,
             write_timeout=timeout_s,
-            program_name="rivet_dagster",
+            program_name=application_name,
             **_encryption(given),
         )
         opened = self._driver._sock

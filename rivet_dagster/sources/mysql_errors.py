@@ -47,7 +47,7 @@ _TRANSIENT = {
 
 _TOO_LONG = (
     "the statement ran into its time limit: raise max_statement_time (MariaDB) or max_execution_time (MySQL) for this "
-    "user, or read less at a time; a retry alone would run into it again"
+    "user, or statement_timeout if it is set here, or read less at a time; a retry alone would run into it again"
 )
 _GRANT = "grant the user SELECT on what the query reads"
 _LOGIN = "check user, password, and from where the user may connect"

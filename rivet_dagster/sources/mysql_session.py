@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import ssl
 import struct
 from collections.abc import Generator, Iterator
@@ -19,10 +20,12 @@ from rivet_dagster.sources.mysql_errors import (
 )
 from rivet_dagster.sources.mysql_types import WireColumn
 from rivet_dagster.sources.mysql_wire import Block, WireError, rows_of
+from rivet_dagster.sources.session_settings import SessionSettings
 from rivet_dagster.sources.url import DatabaseUrl
 
 __all__ = ["MySQLSession"]
 
+_APPLICATION_NAME = "rivet_dagster"
 _CONNECT_SECONDS = 15.0
 _CANCEL_SECONDS = 5.0
 # How long the server waits for a reader that is busy writing parts, before it cuts the connection.
@@ -35,12 +38,13 @@ class MySQLSession:
     Not safe for several threads, but for `cancel`.
     """
 
-    def __init__(self, url: DatabaseUrl, *, what: str) -> None:
+    def __init__(self, url: DatabaseUrl, *, what: str, settings: SessionSettings | None = None) -> None:
         """Connect and begin.
 
         Args:
             url: where to.
             what: what is read, for messages.
+            settings: how gentle it is.
 
         Raises:
             ConfigError: the driver is not installed, or the URL's parameters cannot be.
@@ -50,12 +54,15 @@ class MySQLSession:
         self._url = url
         self._what = what
         self._statement = 0
+        settings = settings or SessionSettings()
+        name = settings.application_name or _APPLICATION_NAME
         with self._translated():
-            self._connection = MySQLConnection(url, timeout_s=_CONNECT_SECONDS)
+            self._connection = MySQLConnection(url, timeout_s=_CONNECT_SECONDS, application_name=name)
         try:
             for setting in (
                 "SET time_zone = '+00:00'",
                 f"SET net_write_timeout = {_NET_WRITE_SECONDS}",
+                *self._timeouts(settings),
                 "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
                 "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
             ):
@@ -65,6 +72,17 @@ class MySQLSession:
         except BaseException:
             self.close()
             raise
+
+    def _timeouts(self, settings: SessionSettings) -> Iterator[str]:
+        if settings.statement_timeout is not None:
+            if "MARIADB" in str(self.rows("SELECT VERSION()")[0][0]).upper():
+                yield f"SET max_statement_time = {settings.statement_timeout:.6f}"
+            else:
+                yield f"SET max_execution_time = {round(settings.statement_timeout * 1000)}"
+        if settings.lock_timeout is not None:
+            # Of tables, and of rows where a query asks for locks; both count whole seconds.
+            seconds = math.ceil(settings.lock_timeout)
+            yield f"SET lock_wait_timeout = {seconds}, innodb_lock_wait_timeout = {seconds}"
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """All rows of a small statement."""
@@ -113,7 +131,7 @@ class MySQLSession:
         """End the connection here and on the server, whatever it is doing; from any thread, before `close`."""
         self._connection.interrupt()
         # A server that computes does not look at its connection.
-        other = MySQLConnection(self._url, timeout_s=_CANCEL_SECONDS)
+        other = MySQLConnection(self._url, timeout_s=_CANCEL_SECONDS, application_name=_APPLICATION_NAME)
         try:
             other.kill(self._number)
         finally:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode
 
 import pyarrow as pa
 
-from rivet_dagster.errors import ConfigError, SourceError
+from rivet_dagster.errors import SourceError
+from rivet_dagster.sources.session_settings import SessionSettings
 from rivet_dagster.sources.sqlstate import hint_for, is_transient, sqlstate_of_refusal
 from rivet_dagster.sources.url import DatabaseUrl
 
 if TYPE_CHECKING:
     from adbc_driver_manager import AdbcConnection, AdbcStatement
 
-__all__ = ["PostgresSession", "PostgresSettings", "database_name"]
+__all__ = ["PostgresSession", "database_name"]
 
 _DEFAULTS = {
     "application_name": "rivet_dagster",
@@ -38,37 +38,6 @@ _SETTINGS = {
 _BATCH_BYTES = "adbc.postgresql.batch_size_hint_bytes"
 # Larger batches cost memory and are no faster.
 _ENOUGH_BYTES = 2**20
-_MOST_MILLISECONDS = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PostgresSettings:
-    """How gentle a session is; `None` leaves it to the server.
-
-    Attributes:
-        statement_timeout: after how many seconds the server ends a statement; that of an export lasts as long as its
-            rows take to be read.
-        lock_timeout: after how many seconds of waiting for a lock it gives up.
-        application_name: how the server's administrator sees the session; wins over the URL's.
-
-    Raises:
-        ConfigError: a timeout is none that PostgreSQL knows: 1 ms to 24 days.
-    """
-
-    statement_timeout: float | None = None
-    lock_timeout: float | None = None
-    application_name: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("statement_timeout", "lock_timeout"):
-            seconds = getattr(self, name)
-            if seconds is not None and not 1 <= seconds * 1000 <= _MOST_MILLISECONDS:
-                raise ConfigError(f"{name}: expected 0.001 to 2147483 seconds, found {seconds}")
-
-    def of_transaction(self) -> dict[str, str]:
-        """What is set in each transaction, and ends with it."""
-        timeouts = {"statement_timeout": self.statement_timeout, "lock_timeout": self.lock_timeout}
-        return {name: str(round(seconds * 1000)) for name, seconds in timeouts.items() if seconds is not None}
 
 
 class PostgresSession:
@@ -82,7 +51,7 @@ class PostgresSession:
         url: DatabaseUrl,
         *,
         what: str,
-        settings: PostgresSettings | None = None,
+        settings: SessionSettings | None = None,
         local: Mapping[str, str] | None = None,
         snapshot: str | None = None,
     ) -> None:
@@ -108,8 +77,8 @@ class PostgresSession:
         self._statement: AdbcStatement | None = None
         self._reader: Any = None
         self._connection: AdbcConnection | None = None
-        settings = settings or PostgresSettings()
-        self._local = {**_SETTINGS, **settings.of_transaction(), **(local or {})}
+        settings = settings or SessionSettings()
+        self._local = {**_SETTINGS, **_timeouts(settings), **(local or {})}
         with self._translated():
             self._database = adbc_driver_postgresql.connect(_connection_uri(url, settings.application_name))
             try:
@@ -239,6 +208,12 @@ class PostgresSession:
 def database_name(url: DatabaseUrl) -> str:
     """The database that a URL names; empty where the server's default is left to decide."""
     return url.parameters.get("dbname") or unquote(url.rest.partition("?")[0].partition("/")[2])
+
+
+def _timeouts(settings: SessionSettings) -> dict[str, str]:
+    """What is set in each transaction, and ends with it."""
+    given = {"statement_timeout": settings.statement_timeout, "lock_timeout": settings.lock_timeout}
+    return {name: str(round(seconds * 1000)) for name, seconds in given.items() if seconds is not None}
 
 
 def _connection_uri(url: DatabaseUrl, application_name: str | None) -> str:

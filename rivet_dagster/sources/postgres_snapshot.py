@@ -12,8 +12,9 @@ from rivet_dagster.errors import SourceError
 from rivet_dagster.rows import Consistency, Key, Query
 from rivet_dagster.sources.description import what_is_read
 from rivet_dagster.sources.postgres_keys import WALK_SETTINGS, Rows, boundaries, relation_of
-from rivet_dagster.sources.postgres_session import PostgresSession, PostgresSettings, database_name
+from rivet_dagster.sources.postgres_session import PostgresSession, database_name
 from rivet_dagster.sources.ranges import checked_key
+from rivet_dagster.sources.session_settings import SessionSettings
 from rivet_dagster.sources.stream import BatchStream
 from rivet_dagster.sources.url import DatabaseUrl
 
@@ -41,7 +42,7 @@ class PostgresSnapshot:
     parallel = True
 
     def __init__(
-        self, source: _Opens, url: DatabaseUrl, *, consistency: Consistency, settings: PostgresSettings | None
+        self, source: _Opens, url: DatabaseUrl, *, consistency: Consistency, settings: SessionSettings | None
     ) -> None:
         self._source = source
         self._url = url

@@ -1,30 +1,33 @@
-"""What `DatabaseResource` sets on its sessions."""
+"""What `DatabaseResource` sets on its sessions, and how much at once may be asked of a database."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import dagster as dg
 import pytest
 
 import rivet_dagster as rd
 from rivet_dagster.errors import ConfigError
-from rivet_dagster.sources.postgres_session import PostgresSettings
 from rivet_dagster.sources.postgresql import PostgresSource
+from rivet_dagster.sources.session_settings import SessionSettings
 
 URL = "postgresql://user@host/shop"
 
 
-def settings(**given: str) -> PostgresSettings | None:
+def settings(**given: str) -> SessionSettings | None:
     source = rd.DatabaseResource(url=URL, **given).source()
     assert isinstance(source, PostgresSource)
     return source._settings
 
 
 def test_nothing_is_set_unless_it_is_asked_for() -> None:
-    assert settings() == PostgresSettings(statement_timeout=None, lock_timeout=None, application_name=None)
+    assert settings() == SessionSettings(statement_timeout=None, lock_timeout=None, application_name=None)
 
 
 def test_timeouts_are_written_with_their_unit() -> None:
     found = settings(statement_timeout="1.5 minutes", lock_timeout="250ms", application_name="nightly")
-    assert found == PostgresSettings(statement_timeout=90.0, lock_timeout=0.25, application_name="nightly")
+    assert found == SessionSettings(statement_timeout=90.0, lock_timeout=0.25, application_name="nightly")
 
 
 @pytest.mark.parametrize("value", ["5", "", "soon", "0s", "100 days"])
@@ -34,5 +37,38 @@ def test_what_is_no_timeout_is_refused_by_name(value: str) -> None:
 
 
 def test_a_file_has_no_sessions_to_be_gentle_with() -> None:
-    with pytest.raises(ConfigError, match=r"lock_timeout: for postgresql:// only, found sqlite://"):
+    with pytest.raises(ConfigError, match=r"lock_timeout: for postgresql://, .* only, found sqlite://"):
         rd.DatabaseResource(url="sqlite:///shop.db", lock_timeout="5s").source()
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:///shop.db", "duckdb:///shop.db", "oracle://host/shop", "mysql+asyncmy://host/d"]
+)
+def test_a_setting_of_another_database_is_refused_where_it_is_defined(url: str) -> None:
+    source = rd.DatabaseResource(url=url, statement_timeout="5s", application_name="x")
+    with pytest.raises(ConfigError, match=r"statement_timeout, application_name: for postgresql://.*remove it"):
+        definitions(source)
+
+
+def test_what_is_no_timeout_is_refused_where_it_is_defined() -> None:
+    with pytest.raises(ConfigError, match="lock_timeout"):
+        definitions(rd.DatabaseResource(url=URL, lock_timeout="soon"))
+
+
+def test_what_comes_from_the_environment_is_judged_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    definitions(rd.DatabaseResource(url=dg.EnvVar("SHOP_URL"), lock_timeout="5s"))
+    definitions(rd.DatabaseResource(url=URL, lock_timeout=dg.EnvVar("SHOP_TIMEOUT")))
+
+
+def definitions(source: rd.DatabaseResource, export: str = "orders", **more: Any) -> dg.Definitions:
+    return rd.build_export_definitions(
+        [rd.Export(name=export, table="orders")], source=source, destination=rd.LocalIOManager(path="lake"), **more
+    )
+
+
+def test_a_pool_is_named_like_the_source_unless_it_is_given() -> None:
+    source = rd.DatabaseResource(url=URL)
+    for bundle in (False, True):
+        assert {a.op.pool for a in definitions(source, "a", name="lake", bundle=bundle).assets} == {"lake_source"}
+        assert {a.op.pool for a in definitions(source, "a", bundle=bundle, pool="shop").assets} == {"shop"}
+    assert rd.build_export_asset(rd.Export(name="a", table="a"), source="shop").op.pool == "shop"

@@ -162,9 +162,9 @@ def test_a_timeout_is_one_that_the_server_knows(setting: str, seconds: float) ->
         connect("postgresql://user@host/db", **{setting: seconds})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("url", ["sqlite:///shop.db", "duckdb:///shop.duckdb"])
-def test_settings_of_postgresql_are_refused_elsewhere(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"statement_timeout, application_name: for postgresql:// only"):
+@pytest.mark.parametrize("url", ["sqlite:///shop.db", "duckdb:///shop.duckdb", "postgresql+pg8000://user@host/shop"])
+def test_settings_of_sessions_are_refused_where_we_make_none(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"statement_timeout, application_name: for postgresql://, .* only"):
         connect(url, statement_timeout=5, application_name="x")
 
 
