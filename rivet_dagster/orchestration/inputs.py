@@ -25,6 +25,8 @@ from rivet_dagster.readback import Sight, deliveries, look, read_record
 
 __all__ = ["load"]
 
+_READINGS = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Input:
@@ -72,15 +74,28 @@ def load(context: dg.InputContext, *, kind: str, open_destination: Callable[[], 
         if not isinstance(destination, ObjectDestination):
             msg = f"{kind} keeps nothing that could be read back: give the upstream asset another IO manager"
             raise ConfigError(msg)
-        found = {key: _find(context, destination, key) for key in _keys(context)}
-        if each:
-            return {key: _as(wanted, [one]) for key, one in found.items()}
-        if not found:
-            return None
-        return _as(wanted, list(found.values()))
+        for more in reversed(range(_READINGS)):
+            found = {key: _find(context, destination, key) for key in _keys(context)}
+            try:
+                return _given(wanted, found, each=each)
+            except ReadError:
+                # What another run has replaced while it was read is read again, as it is now.
+                if not more or not any(map(_is_replaced, found.values())):
+                    raise
     except RivetError as e:
         failure = as_dagster_failure(e, capabilities=None, uri=kind)
         raise failure from failure.__cause__
+
+
+def _given(wanted: Any, found: Mapping[str | None, _Input], *, each: bool) -> Any:
+    if each:
+        return {key: _as(wanted, [one]) for key, one in found.items()}
+    return _as(wanted, list(found.values())) if found else None
+
+
+def _is_replaced(found: _Input) -> bool:
+    newest = found.deliveries[-1]
+    return look(newest.destination, newest.prefix).committed_fingerprint != found.fingerprint
 
 
 def _keys(context: dg.InputContext) -> list[str | None]:

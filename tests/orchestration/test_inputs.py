@@ -11,7 +11,8 @@ import pyarrow.dataset as ds
 import pytest
 
 import rivet_dagster as rd
-from tests.orchestration.kit import failure, on_disk, plain, run, told
+from tests.faults.kit import Trouble
+from tests.orchestration.kit import failure, faulty_local, on_disk, plain, run, told
 
 BIG = 9007199254740993
 UTC = dt.timezone.utc
@@ -84,8 +85,6 @@ def test_a_frame_survives_the_way_there_and_back(instance, lake):
 @pytest.mark.parametrize("file_format", ["parquet", "csv"])
 def test_a_dataset_is_lazy_and_reads_through_the_destination(instance, lake, file_format):
     calls: list[tuple[str, str]] = []
-    from tests.orchestration.kit import faulty_local
-
     metadata = {"rivet/format": file_format, "rivet/max_file_size": "100B"}
     result, given = _load(instance, lake, ds.Dataset, metadata=metadata, io_manager=faulty_local(lake, calls=calls))
     assert result.success
@@ -234,6 +233,19 @@ def test_the_own_run_s_delivery_is_read_though_another_replaced_it(instance, lak
         assert "has replaced it" in said.description
         assert "retain" in said.description
         assert plain(said.metadata)["rivet/error"] == "ReadError"
+
+
+def test_what_is_replaced_while_it_is_read_is_read_again(lake):
+    newer = iter([2, 3])
+
+    def replaces(key):
+        if "/data/" in key and (n := next(newer, None)):
+            _commit(rd.LocalIOManager(path=str(lake)), pd.DataFrame({"a": [n]}))
+        return False
+
+    _commit(rd.LocalIOManager(path=str(lake)), pd.DataFrame({"a": [1]}))
+    reader = faulty_local(lake, Trouble("before", operation="read", key=replaces))
+    assert _read(reader)["a"].tolist() == [3]
 
 
 def test_a_commit_in_flight_shows_the_previous_delivery(lake):
