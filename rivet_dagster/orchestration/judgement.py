@@ -12,6 +12,8 @@ from rivet_dagster.readback import Fault, Sight, check_delivery, look, read_reco
 
 __all__ = ["Verdict", "judge"]
 
+_LOOKS = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -56,21 +58,12 @@ def judge(
         DestinationError: the store could not be asked, so there is no verdict.
     """
     case = _Case(destination=destination, prefix=prefix, run_id=run_id, checksum=checksum)
-    try:
-        sight = look(destination, prefix)
-    except ReadError as e:
-        return case.of_torn_controls(e)
-    head = sight.head
-    if head is None:
-        return case.of_copy(Fault(path=MANIFEST, kind="manifest", expected=checksum or "a manifest", found="nothing"))
-    if run_id in (None, head.run_id):
-        return case.of_head(sight, head)
-    # Beyond its 256 entries, what the ancestors do not name is older, not foreign.
-    if not head.reaches(run_id) and len(head.ancestors) < MAX_ANCESTORS:
-        found = f"{head.run_id}, which does not descend from it: an older state was restored, or a fork"
-        said = f"{run_id} or a delivery after it"
-        return case.of_copy(Fault(path=MANIFEST, kind="manifest", expected=said, found=found))
-    return case.of_earlier(sight, head)
+    for _ in range(_LOOKS):
+        before, verdict = case.head(), case.judged()
+        # Another run that commits meanwhile removes parts between the look at the head and the listing.
+        if verdict.passed or case.head() == before:
+            break
+    return verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +72,30 @@ class _Case:
     prefix: Prefix
     run_id: str | None
     checksum: str | None
+
+    def head(self) -> str | None:
+        """The version of the head."""
+        found = self.destination.head(self.prefix.manifest)
+        return found.version if found else None
+
+    def judged(self) -> Verdict:
+        """By the head as it is now."""
+        try:
+            sight = look(self.destination, self.prefix)
+        except ReadError as e:
+            return self.of_torn_controls(e)
+        head, run_id = sight.head, self.run_id
+        if head is None:
+            gone = Fault(path=MANIFEST, kind="manifest", expected=self.checksum or "a manifest", found="nothing")
+            return self.of_copy(gone)
+        if run_id in (None, head.run_id):
+            return self.of_head(sight, head)
+        # Beyond its 256 entries, what the ancestors do not name is older, not foreign.
+        if not head.reaches(run_id) and len(head.ancestors) < MAX_ANCESTORS:
+            found = f"{head.run_id}, which does not descend from it: an older state was restored, or a fork"
+            said = f"{run_id} or a delivery after it"
+            return self.of_copy(Fault(path=MANIFEST, kind="manifest", expected=said, found=found))
+        return self.of_earlier(sight, head)
 
     def of_head(self, sight: Sight, head: Manifest) -> Verdict:
         """The delivery is the head."""

@@ -31,6 +31,7 @@ from rivet_dagster.manifest import (
 )
 from rivet_dagster.orchestration.judgement import Verdict, judge
 from rivet_dagster.wire import parse, serialise
+from tests.faults.kit import FaultyStore, Trouble
 
 NOW = datetime(2026, 1, 2, tzinfo=timezone.utc)
 ORDERS = Prefix("orders/")
@@ -259,6 +260,22 @@ def test_a_replaced_delivery_passes_and_names_its_successor(shelf: Shelf) -> Non
     verdict = shelf.judge(first)
     assert (verdict.passed, verdict.superseded, verdict.successor) == (True, True, second.run_id)
     assert verdict.manifest is None
+
+
+def test_a_delivery_that_is_replaced_while_it_is_judged_passes_too(shelf: Shelf) -> None:
+    first = shelf.deliver(1)
+
+    def replaces(key: str) -> bool:
+        if key == "orders/data/" and not (shelf.root / "data" / "new").exists():
+            shelf.deliver(2, after=first)
+            (shelf.root / "data" / "new").touch()
+            for part in first.parts:
+                (shelf.root / part.path).unlink()
+        return False
+
+    store = FaultyStore(shelf.destination, troubles=[Trouble("before", operation="list", key=replaces)])
+    verdict = judge(store, ORDERS, run_id=first.run_id, checksum=shelf.fingerprints[first.run_id])
+    assert (verdict.passed, verdict.superseded) == (True, True)
 
 
 def test_a_delivery_that_was_added_to_is_still_judged(shelf: Shelf) -> None:
