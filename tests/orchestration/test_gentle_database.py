@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -72,3 +74,36 @@ def test_a_pool_is_named_like_the_source_unless_it_is_given() -> None:
         assert {a.op.pool for a in definitions(source, "a", name="lake", bundle=bundle).assets} == {"lake_source"}
         assert {a.op.pool for a in definitions(source, "a", bundle=bundle, pool="shop").assets} == {"shop"}
     assert rd.build_export_asset(rd.Export(name="a", table="a"), source="shop").op.pool == "shop"
+
+
+def test_an_export_waits_for_its_turn_where_the_pool_of_its_source_is_limited(
+    tmp_path: Path, shop: rd.DatabaseResource
+) -> None:
+    (tmp_path / "home").mkdir()
+    limited = {"concurrency": {"pools": {"default_limit": 1, "granularity": "op"}}}
+    begun: list[bool] = []
+
+    class Lake(rd.LocalIOManager):
+        def open_destination(self, clients: Any) -> Any:
+            begun.append(free.is_set())
+            return super().open_destination(clients)
+
+    free = threading.Event()
+    orders = rd.build_export_asset(rd.Export(name="orders", table="orders"), source="shop")
+    with dg.instance_for_test(temp_dir=str(tmp_path / "home"), overrides=limited) as home:
+        storage = home.event_log_storage
+
+        def other_export_ends() -> None:
+            while not storage.get_concurrency_info("shop").pending_step_count:
+                threading.Event().wait(0.05)
+            free.set()
+            storage.free_concurrency_slots_for_run("another run")
+
+        storage.initialize_concurrency_limit_to_default("shop")
+        assert storage.claim_concurrency_slot("shop", "another run", "an export").is_claimed
+        other = threading.Thread(target=other_export_ends, daemon=True)
+        other.start()
+        resources = {"shop": shop, "io_manager": Lake(path=str(tmp_path / "lake"))}
+        assert dg.materialize([orders], instance=home, resources=resources).success
+        other.join(60)
+    assert begun == [True]
