@@ -22,7 +22,7 @@ from rivet_dagster.sources.description import (
     schema_of,
     what_is_read,
 )
-from rivet_dagster.sources.guards import Misfits
+from rivet_dagster.sources.guards import Misfits, refused
 from rivet_dagster.sources.ranges import checked_key, no_catalog, sampled_row_bytes, usable_keys
 from rivet_dagster.sources.sqlite_keys import Fetch, estimated_rows, range_condition, relation_of
 from rivet_dagster.sources.sqlite_snapshot import Described, SqliteSnapshot
@@ -217,6 +217,12 @@ class SqliteSource:
         try:
             yield
         except (sqlite3.Error, sqlite3.Warning) as error:
+            if found := re.match(r"Could not decode to UTF-8 column '(.*)' with text", str(error), re.DOTALL):
+                raise refused(
+                    found[1],
+                    "it holds text that is not valid UTF-8",
+                    remedy="read its bytes with CAST(… AS BLOB) in a query, or correct the text",
+                ) from None
             name = getattr(error, "sqlite_errorname", "")
             transient = name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or "database is locked" in str(error)
             hint = "; another connection holds it, run it again" if transient else ""

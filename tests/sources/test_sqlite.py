@@ -222,10 +222,16 @@ def test_a_cast_replaces_the_declared_type(lite: Sqlite) -> None:
         lite.open(table="t", casts={"x": "numbr"})
 
 
-def test_text_that_is_no_utf8_is_refused(lite: Sqlite) -> None:
-    lite.execute("CREATE TABLE t (x text)", "INSERT INTO t VALUES (CAST(x'636166e9' AS text))")
-    with pytest.raises(SourceError, match=r"UTF-8"):
+def test_text_that_is_no_utf8_is_refused_and_can_leave_as_bytes(lite: Sqlite) -> None:
+    lite.execute(
+        'CREATE TABLE t (i integer, "x\'y" TEXT)', "INSERT INTO t VALUES (1, 'fine'), (2, CAST(x'ff41' AS TEXT))"
+    )
+    with pytest.raises(SourceError, match=r"column \"x'y\": .*UTF-8; .*AS BLOB") as raised:
         lite.read(table="t")
+    assert not raised.value.transient
+    assert "A" not in str(raised.value).replace("CAST(… AS BLOB)", "")
+    found = lite.read(sql='SELECT CAST("x\'y" AS BLOB) AS x FROM t ORDER BY i')
+    assert found.rows == [{"x": b"fine"}, {"x": b"\xffA"}]
 
 
 def test_names_that_look_like_a_renamed_twin_are_kept(lite: Sqlite) -> None:
