@@ -114,6 +114,17 @@ def test_a_querys_columns_are_text_unless_they_are_cast(other: Other) -> None:
     assert found.rows == [{"i": 9007199254740993, "s": "é%s", "n": None, "c": Decimal("7.0")}]
 
 
+def test_values_that_do_not_fit_may_be_null_and_are_counted(other: Other) -> None:
+    sql = "SELECT '7' AS x, '2024-01-31' AS y UNION ALL SELECT 'seven', NULL UNION ALL SELECT '8', 'soon'"
+    casts = {"x": "bigint", "y": "date"}
+    with pytest.raises(SourceError, match=r"'x'.*coerce"):
+        other.read(sql=sql, casts=casts)
+    stream = connect(other.url).open(Query(sql=sql, casts=casts, coerce=frozenset(casts)))
+    rows = [row for batch in stream for row in batch.to_pylist()]
+    assert sorted((row["x"] or 0, str(row["y"])) for row in rows) == [(0, "None"), (7, "2024-01-31"), (8, "None")]
+    assert stream.coerced == {"x": 1, "y": 1}
+
+
 def test_the_type_does_not_come_from_the_first_rows(other: Other) -> None:
     found = other.read(sql="SELECT NULL AS x UNION ALL SELECT 'text'")
     assert found.types == {"x": pa.string()}

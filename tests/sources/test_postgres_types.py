@@ -113,6 +113,24 @@ def test_nulls_have_the_types_of_the_values_they_stand_for(typed: Postgres) -> N
     assert found.rows == [dict.fromkeys(found.types)]
 
 
+def test_every_type_of_the_server_has_a_place(typed: Postgres) -> None:
+    """Those that no table names, too, and arrays of all of them."""
+    typed.execute(
+        "CREATE TABLE types AS SELECT oid::regtype::text AS name FROM pg_type WHERE typtype IN ('b', 'r', 'm')"
+    )
+    names = [row["name"] for row in typed.read(sql="SELECT name FROM types WHERE name NOT LIKE 'pg_toast%'").rows]
+    assert len(names) > 150
+    selected = ", ".join(f"NULL::{name} AS x{position}" for position, name in enumerate(names))
+    found = typed.read(sql=f"SELECT {selected}")
+    assert set(found.rows[0].values()) == {None}
+    places = {name: str(arrow) for name, arrow in zip(names, found.types.values(), strict=True)}
+    exact = {name for name, arrow in places.items() if arrow not in {"string", "list<item: string>"}}
+    numbers = {"boolean", "smallint", "integer", "bigint", "real", "double precision"}
+    moments = {"date", "time without time zone", "timestamp without time zone", "timestamp with time zone"}
+    natives = {*numbers, *moments, "bytea"}
+    assert exact == {"oid", *natives, *(f"{name}[]" for name in natives)}
+
+
 REFUSED = [
     ("'infinity'::date", "infinity"),
     ("'-infinity'::date", "infinity"),
