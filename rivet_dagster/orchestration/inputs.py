@@ -177,12 +177,18 @@ def _as(wanted: Any, inputs: Sequence[_Input]) -> Any:
     if wanted is pa.RecordBatchReader:
         return dataset_of(parts).scanner().to_reader()
     table = table_of(parts)
-    return table if wanted is pa.Table else _frame(table)
+    return table if wanted is pa.Table else _frame(table, where=parts[0].manifest.destination_uri)
 
 
-def _frame(table: pa.Table) -> pd.DataFrame:
-    """As pandas, where an integer column with NULL stays exact instead of becoming float."""
-    frame: pd.DataFrame = table.to_pandas()
+def _frame(table: pa.Table, *, where: str) -> pd.DataFrame:
+    """As pandas, where integers beside NULL stay exact instead of becoming float, within lists and structs too."""
+    try:
+        # Slower, and of no use to plain columns, which get a type of their own below.
+        within = any(pa.types.is_nested(field.type) for field in table.schema)
+        frame: pd.DataFrame = table.to_pandas(integer_object_nulls=within)
+    except (pa.ArrowException, ValueError, OverflowError) as e:
+        msg = f"{where}: pandas cannot hold a value of these rows ({e}); annotate the input pyarrow.Table"
+        raise ReadError(msg) from e
     for i, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
         if column.null_count and pa.types.is_integer(field.type):
             frame.isetitem(i, column.to_pandas(types_mapper=_NULLABLE.get))

@@ -82,6 +82,21 @@ def test_a_frame_survives_the_way_there_and_back(instance, lake):
     pd.testing.assert_frame_equal(given, frame)
 
 
+def test_integers_within_others_stay_exact_in_pandas(instance, lake):
+    rows = pa.table({"l": [[BIG, None], [1]], "s": [{"a": BIG}, {"a": None}]})
+    _, given = _load(instance, lake, pd.DataFrame, rows)
+    assert [list(x) for x in given["l"]] == [[BIG, None], [1]]
+    assert given["s"].tolist() == [{"a": BIG}, {"a": None}]
+
+
+@pytest.mark.parametrize(
+    "odd", [pa.array([1], pa.time64("ns")), pa.array([3_000_000], pa.int32()).view(pa.date32())], ids=["time", "date"]
+)
+def test_what_pandas_cannot_hold_is_refused_with_the_remedy(instance, lake, odd):
+    result, _ = _load(instance, lake, pd.DataFrame, pa.table({"odd": odd}))
+    assert "annotate the input pyarrow.Table" in failure(result, "down").user_failure_data.description
+
+
 @pytest.mark.parametrize("file_format", ["parquet", "csv"])
 def test_a_dataset_is_lazy_and_reads_through_the_destination(instance, lake, file_format):
     calls: list[tuple[str, str]] = []
