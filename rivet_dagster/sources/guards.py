@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -67,7 +68,7 @@ class Misfits:
         if column not in self._counts:
             raise error() from None
         self.count(column, found)
-        return pc.if_else(pc.fill_null(odd, fill_value=False), pa.scalar(None, values.type), values)
+        return pc.if_else(odd, pa.scalar(None, values.type), values)
 
     def converted(self, column: str, values: Any, convert: Callable[[Any], pa.Array]) -> pa.Array:
         """What `convert` makes of values, an array or a sequence, of which it may refuse some.
@@ -93,11 +94,8 @@ class Misfits:
         Raises:
             SourceError: permanent, naming the column.
         """
-        if not holds_temporal(values.type):
-            return values
-        if pa.types.is_nested(values.type):
-            return self.converted(column, values, lambda some: _checked(column, some))
-        return self.without(column, values, _odd(values), lambda: _no_moment(column, values.type))
+        odd = _odd(values)
+        return values if odd is None else self.without(column, values, odd, lambda: _no_moment(column, values.type))
 
 
 def holds_temporal(arrow_type: pa.DataType) -> bool:
@@ -115,49 +113,48 @@ def check_temporal(column: str, values: pa.Array) -> None:
     Raises:
         SourceError: permanent, naming the column.
     """
-    if pa.types.is_nested(values.type):
-        for inner in _children(values):
-            if holds_temporal(inner.type):
-                check_temporal(column, inner)
-    elif holds_temporal(values.type) and pc.any(_odd(values)).as_py():
+    if _odd(values) is not None:
         raise _no_moment(column, values.type)
 
 
-def _checked(column: str, values: pa.Array) -> pa.Array:
-    check_temporal(column, values)
-    return values
-
-
-def _odd(values: pa.Array) -> pa.Array:
-    kind = values.type
-    if pa.types.is_date32(kind):
-        low, high = _FIRST_DAY, _LAST_DAY
-    elif pa.types.is_timestamp(kind):
-        per_second = _PER_SECOND[kind.unit]
-        low = max(_FIRST_DAY * _DAY_SECONDS * per_second, -_NEARLY_INFINITE)
-        high = min((_LAST_DAY + 1) * _DAY_SECONDS * per_second - 1, _NEARLY_INFINITE)
-    else:
-        low, high = 0, _DAY_SECONDS * _PER_SECOND[kind.unit] - 1
-    numbers = values.view(pa.int32() if pa.types.is_date32(kind) else f"int{kind.bit_width}")
+def _odd(values: pa.Array) -> pa.Array | None:
+    """Which values no reader could hold, at any depth; `None` where there is none."""
+    if not holds_temporal(values.type):
+        return None
+    if isinstance(values, pa.MapArray):
+        # Of a slice, keys and items are still those of the whole; so are the offsets into them.
+        entries = pa.StructArray.from_arrays([values.keys, values.items], ["key", "value"])
+        values = pa.ListArray.from_arrays(values.offsets, entries)
+    if isinstance(values, pa.StructArray):
+        found = [odd for inner in values.flatten() if (odd := _odd(inner)) is not None]
+        return reduce(pc.or_, found) if found else None
+    if pa.types.is_nested(values.type):
+        inner = _odd(values.flatten())
+        if inner is None:
+            return None
+        rows = pc.list_parent_indices(values).filter(inner).cast(pa.int64())
+        return pc.is_in(pa.array(range(len(values)), pa.int64()), value_set=rows)
+    low, high = _bounds(values.type)
+    numbers = values.view(pa.int32() if pa.types.is_date32(values.type) else f"int{values.type.bit_width}")
     extremes = pc.min_max(numbers)
     least, most = extremes["min"].as_py(), extremes["max"].as_py()
     if least is None or (least >= low and most <= high):
-        return pa.array([], pa.bool_())
-    return pc.or_(pc.less(numbers, low), pc.greater(numbers, high))
+        return None
+    return pc.fill_null(pc.or_(pc.less(numbers, low), pc.greater(numbers, high)), fill_value=False)
+
+
+def _bounds(kind: pa.DataType) -> tuple[int, int]:
+    if pa.types.is_date32(kind):
+        return _FIRST_DAY, _LAST_DAY
+    if pa.types.is_timestamp(kind):
+        per_second = _PER_SECOND[kind.unit]
+        return (
+            max(_FIRST_DAY * _DAY_SECONDS * per_second, -_NEARLY_INFINITE),
+            min((_LAST_DAY + 1) * _DAY_SECONDS * per_second - 1, _NEARLY_INFINITE),
+        )
+    return 0, _DAY_SECONDS * _PER_SECOND[kind.unit] - 1
 
 
 def _no_moment(column: str, kind: pa.DataType) -> SourceError:
     found = "the time 24:00:00" if pa.types.is_time(kind) else "infinity, or a year outside 1 to 9999,"
     return refused(column, f"{found} cannot be exported as {kind}")
-
-
-def _children(values: pa.Array) -> list[pa.Array]:
-    if isinstance(values, pa.MapArray):
-        # Of a slice, they are still those of the whole.
-        first, last = values.offsets[0].as_py(), values.offsets[-1].as_py()
-        return [inner.slice(first, last - first) for inner in (values.keys, values.items)]
-    if isinstance(values, pa.StructArray):
-        return list(values.flatten())
-    if pa.types.is_fixed_size_list(values.type) or pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-        return [values.flatten()]
-    return []

@@ -57,6 +57,7 @@ EXPORT = textwrap.dedent("""
         "rows": said["dagster/row_count"].value,
         "bytes": said["dagster/size_bytes"].value,
         "rows_per_second": said["rivet/rows_per_second"].value,
+        "pandas": "pandas" in sys.modules,
         # Not getrusage, which keeps the parent's peak from before exec.
         "rss_mb": int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024,
         **peak,
@@ -94,6 +95,7 @@ def test_two_million_rows_need_neither_their_size_in_memory_nor_a_second_copy(na
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["rows"] == ROWS
+    assert not said["pandas"], "forty megabytes and half a second for a process that never sees a DataFrame"
     assert said["rss_mb"] < MOST_MB, said
     assert said["bytes"] > 10_000_000, "the test must be about something"
     assert said["lake"] < said["bytes"] * 1.05 + 100_000, f"more than one copy at the destination: {said}"
