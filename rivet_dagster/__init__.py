@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         SourceError,
     )
     from rivet_dagster.exports.formats import Csv, Parquet
-    from rivet_dagster.exports.modes import Chunked, Full
+    from rivet_dagster.exports.modes import Chunked, Full, Incremental
     from rivet_dagster.exports.spec import Batches, Export, cast
     from rivet_dagster.orchestration.assets import build_export_asset
     from rivet_dagster.orchestration.azure import AzureIOManager
@@ -51,6 +51,7 @@ __all__ = [
     "ExportReceipt",
     "Full",
     "GCSIOManager",
+    "Incremental",
     "IntegrityError",
     "LocalIOManager",
     "Parquet",
@@ -86,6 +87,7 @@ _HOME = {
     "ExportReceipt": "attempt",
     "Full": "exports.modes",
     "GCSIOManager": "orchestration.gcs",
+    "Incremental": "exports.modes",
     "IntegrityError": "errors",
     "LocalIOManager": "orchestration.io_managers",
     "Parquet": "exports.formats",

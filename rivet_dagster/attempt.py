@@ -10,9 +10,22 @@ from typing import Any, Literal, Protocol
 from rivet_dagster.contract import DestinationCapabilities, EncodedPart, Staged
 from rivet_dagster.manifest import Content, Manifest, Part
 
-__all__ = ["Attempt", "CommitSettings", "ExportReceipt", "Extraction", "Resume", "Reusable", "Verify"]
+__all__ = ["Attempt", "CommitSettings", "ExportReceipt", "Extraction", "Head", "Resume", "Reusable", "Verify"]
 
 Verify = Literal["store", "readback"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The committed delivery that a run found when it began.
+
+    Attributes:
+        manifest: what it says.
+        fingerprint: of its exact bytes.
+    """
+
+    manifest: Manifest
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

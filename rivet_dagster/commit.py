@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from itertools import count
 
 from rivet_dagster.adoption import Adopted, adopt
-from rivet_dagster.attempt import Attempt, CommitSettings, ExportReceipt, Extraction, Verify
+from rivet_dagster.attempt import Attempt, CommitSettings, ExportReceipt, Extraction, Head, Verify
 from rivet_dagster.cleaning import tidy
 from rivet_dagster.contract import Destination, ObjectDestination, Staged
 from rivet_dagster.control import SideRecord
@@ -31,9 +31,9 @@ from rivet_dagster.receipts import already_committed, receipt_for, with_rows
 from rivet_dagster.recovery import settle, take_over_dead_runs
 from rivet_dagster.wire import serialise
 
-__all__ = ["Attempt", "CommitSettings", "ExportReceipt", "Extraction", "Verify", "commit_export"]
+__all__ = ["Attempt", "CommitSettings", "ExportReceipt", "Extraction", "Head", "Verify", "commit_export"]
 
-Plan = Callable[[Manifest | None], Extraction]
+Plan = Callable[[Head | None], Extraction]
 
 
 def commit_export(
@@ -88,6 +88,12 @@ def _stream(destination: Destination, prefix: Prefix, *, attempt: Attempt, plan:
     return with_rows(receipt, extraction, parts)
 
 
+def _head(seen: Sight) -> Head | None:
+    if seen.committed is None or seen.committed_fingerprint is None:
+        return None
+    return Head(manifest=seen.committed, fingerprint=seen.committed_fingerprint)
+
+
 class _Commit:
     """One attempt at a destination that leaves objects at rest."""
 
@@ -119,7 +125,7 @@ class _Commit:
         if found := already_committed(self.destination, self.attempt, self.prefix, seen):
             self._clean()
             return replace(found, notes=self.notes)
-        extraction = plan(seen.committed)
+        extraction = plan(_head(seen))
         try:
             return self._export(seen, extraction)
         finally:

@@ -7,10 +7,22 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from rivet_dagster.windows import Cursor, CursorTerm, Noted, Settling, Window
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Consistency", "Key", "KeyRange", "Query", "ResultColumn", "ResultStream", "Source", "SplittableSource"]
+__all__ = [
+    "Consistency",
+    "IncrementalSource",
+    "Key",
+    "KeyRange",
+    "Query",
+    "ResultColumn",
+    "ResultStream",
+    "Source",
+    "SplittableSource",
+]
 
 Consistency = Literal["snapshot", "statement"]
 """Whether the statements of one run see one snapshot of the database, or each its own."""
@@ -45,6 +57,7 @@ class Query:
         casts: column name → the type to read it as, e.g. {"x": "text"}.
         coerce: columns in which a value that would be refused becomes NULL, and is counted.
         within: only the rows of this range; only for a `SplittableSource`.
+        window: only the rows of this window; only for an `IncrementalSource`.
     """
 
     table: str | None = None
@@ -52,6 +65,7 @@ class Query:
     casts: Mapping[str, str]
     coerce: frozenset[str] = frozenset()
     within: KeyRange | None = None
+    window: Window | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,5 +180,34 @@ class Snapshot(Source, Protocol):
         Of a query `within` a range of this key, they divide that range.
 
         Each is found by a short statement over the key's index; sparse keys cost nothing.
+        """
+        ...
+
+
+@runtime_checkable
+class IncrementalSource(Source, Protocol):
+    """A source that can read the rows of a window, and say where one may end."""
+
+    @property
+    def knows_writers(self) -> bool:
+        """Whether it can tell who is writing, so that `Settling.writers` can be asked for."""
+        ...
+
+    def describe_cursor(self, query: Query, term: CursorTerm) -> Cursor:
+        """Describe a term.
+
+        Raises:
+            ConfigError: it is no column of the query, or of a type that no window can be over; names the remedy.
+            SourceError: the database refused.
+        """
+        ...
+
+    def settling(self, query: Query, cursor: Cursor, asked: Settling) -> AbstractContextManager[Noted]:
+        """Note clock, greatest value and NULLs; what is opened within the context reads what was settled by then.
+
+        Raises:
+            ConfigError: `writers` cannot be kept here; names the alternative.
+            ContractError: the cursor's values are not of one kind.
+            SourceError: transient where a writer did not end in time; names it.
         """
         ...

@@ -13,7 +13,7 @@ from rivet_dagster.exports.spec import Export
 from rivet_dagster.manifest import Column, Content, Dataset, Identity
 from rivet_dagster.rows import ResultColumn, Source
 
-__all__ = ["content_of_export", "content_of_value", "schema_of_export", "schema_of_value"]
+__all__ = ["content_of_export", "content_of_value", "identity_of", "schema_of_export", "schema_of_value"]
 
 
 def schema_of_export(
@@ -47,6 +47,11 @@ def schema_of_value(found: pa.Schema, *, output: OutputSettings, subject: str) -
     return schema
 
 
+def identity_of(export: Export, *, export_name: str, source: Source) -> Identity:
+    """Whose dataset it is; nothing of where the database is."""
+    return Identity(export=export_name, database=f"{source.engine}:{source.database}", relation=export.relation)
+
+
 def content_of_export(
     export: Export,
     *,
@@ -60,7 +65,7 @@ def content_of_export(
     database_schema, table = _table_of(export)
     return Content(
         export_name=export_name,
-        identity=Identity(export=export_name, database=f"{source.engine}:{source.database}", relation=export.relation),
+        identity=identity_of(export, export_name=export_name, source=source),
         dataset=Dataset.SNAPSHOT,
         strategy=export.mode.kind,
         engine=source.engine,

@@ -4,93 +4,35 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rivet_dagster.contract import EncodedPart, Staged
 from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.exports.chunked import RangesReading, key_of, ranges_between, ranges_of, rows_of_a_range
-from rivet_dagster.exports.content import content_of_export, content_of_value, schema_of_export, schema_of_value
-from rivet_dagster.exports.modes import Chunked
+from rivet_dagster.exports.content import content_of_value, schema_of_value
+from rivet_dagster.exports.incremental import plan_incremental
+from rivet_dagster.exports.modes import Chunked, Incremental
 from rivet_dagster.exports.output import OutputSettings
 from rivet_dagster.exports.pace import Pace
+from rivet_dagster.exports.planned import Asked, Extraction
 from rivet_dagster.exports.progress import Progress, estimate_of
 from rivet_dagster.exports.reading import Encoder, Reading
 from rivet_dagster.exports.resume import Resume, obstacle, resume_terms
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.exports.values import Rows, rows_of
-from rivet_dagster.manifest import Content, Manifest
-from rivet_dagster.rows import KeyRange, ResultStream, Snapshot, Source, SplittableSource
+from rivet_dagster.manifest import Manifest
+from rivet_dagster.rows import KeyRange, Snapshot, Source, SplittableSource
 
 __all__ = ["Extraction", "plan_export", "plan_value"]
 
 _LOG = logging.getLogger(__name__)
-_SHOWN_RETRIES = 20
 
 
-@dataclass(slots=True, kw_only=True)
-class Extraction:
-    """Rows that can be encoded once, and what the manifest will say of them.
-
-    Attributes:
-        content: what is known before the first row.
-        output: how parts come out.
-        read: reads and encodes the rows; called once.
-        stop: stops reading and frees what is read from; may be called again.
-        parallel: how many parts are encoded at a time.
-        said: what is known of the reading, as metadata.
-        retried: why reading was begun again, each time.
-        coerced: how many values became NULL that would have been refused, by column.
-        resume: leaves out what a dead run has exported; `None` where all rows must be read.
-        gates: called after the last row.
-        suffix: of the parts, e.g. ".csv.gz".
-        skip_empty: a run without rows leaves the dataset as it was.
-    """
-
-    content: Content
-    output: OutputSettings
-    read: Callable[[Callable[[], Staged]], Iterator[EncodedPart]]
-    stop: Callable[[], None]
-    parallel: int = 1
-    said: Mapping[str, Any] = field(default_factory=dict)
-    retried: Sequence[str] = ()
-    coerced: Callable[[], Mapping[str, int]] = dict
-    resume: Resume | None = None
-    gates: Sequence[Callable[[], None]] = field(default=())
-    suffix: str = field(init=False)
-    skip_empty: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.suffix = self.output.suffix
-        self.skip_empty = self.output.skip_empty
-
-    def parts(self, stage: Callable[[], Staged]) -> Iterator[EncodedPart]:
-        """Read and encode; `stage` is called when the first row of a part is there, never for an empty part.
-
-        It is called by one thread at a time, and never after `close`.
-
-        Raises:
-            SourceError: reading failed; the parts that were not complete are discarded.
-            ContractError: the rows are not what was described; likewise.
-        """
-        return self.read(stage)
-
-    def counters(self) -> Mapping[str, Any]:
-        """What was counted while reading, and how it was read: metadata."""
-        said = dict(self.said)
-        if coerced := self.coerced():
-            said["rivet/coerced"] = coerced
-        if self.retried:
-            causes = list(self.retried[:_SHOWN_RETRIES])
-            said["rivet/source_retries"] = {"count": len(self.retried), "causes": causes}
-        return said
-
-    def close(self) -> None:
-        """Stop reading and free the source; may be called at any time and again."""
-        self.stop()
+def _agreed() -> None:
+    """Nobody remembers another state."""
 
 
 def plan_export(
@@ -100,6 +42,7 @@ def plan_export(
     source: Source,
     output: OutputSettings,
     head: Manifest | None,
+    agree: Callable[[], None] = _agreed,
     log: logging.Logger = _LOG,
     clock: Callable[[], float] = time.monotonic,
     max_rows_per_second: int | None = None,
@@ -111,21 +54,23 @@ def plan_export(
         export_name: the asset key's segments joined by "/".
         source: where from.
         output: what counts for this export.
-        head: of the prefix, as it is when the run begins.
+        head: of the prefix, as it is when the run begins; a mode with a cursor adds to it, others replace it.
+        agree: called before anything is added to `head`, or begun without one, once `head` is known to be this
+            export's; raises where it is not the state that somebody else remembers.
         log: told of the progress, by the thread that calls this.
         clock: seconds that only rise.
         max_rows_per_second: how fast the rows may come, whoever reads them.
 
     Raises:
-        ConfigError: the columns cannot be exported like this, or not in ranges; the source is free again.
+        ConfigError: the columns cannot be exported like this, or not in ranges or with this cursor; the source is free
+            again.
+        ContractError: the rows cannot be added to `head`.
         SourceError: the source refused.
     """
     subject = f"export {export_name!r}"
-    # A snapshot replaces whatever head there is; the seam has made sure that it is ours.
-    del head
     estimate = partial(estimate_of, source, export.source_query)
     progress = Progress(log, subject=subject, estimate=estimate, clock=clock)
-    asked = _Asked(
+    asked = Asked(
         export=export,
         export_name=export_name,
         source=source,
@@ -136,6 +81,8 @@ def plan_export(
     )
     if isinstance(export.mode, Chunked):
         return _in_ranges(asked, export.mode)
+    if isinstance(export.mode, Incremental):
+        return plan_incremental(asked, export.mode, head=head, agree=agree)
     return _whole(asked)
 
 
@@ -182,48 +129,7 @@ def plan_value(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """What `plan_export` was asked for."""
-
-    export: Export
-    export_name: str
-    source: Source
-    output: OutputSettings
-    subject: str
-    progress: Progress
-    pace: Pace
-
-    def described(self, stream: ResultStream) -> tuple[Content, Encoder]:
-        """What the manifest will say, and how rows become parts.
-
-        Raises:
-            ConfigError: the columns cannot be exported like this; the stream is closed.
-        """
-        try:
-            schema = schema_of_export(stream.columns, self.export, output=self.output, subject=self.subject)
-        except BaseException:
-            stream.close()
-            raise
-        content = content_of_export(
-            self.export,
-            export_name=self.export_name,
-            source=self.source,
-            output=self.output,
-            schema=schema,
-            described=stream.columns,
-        )
-        return content, Encoder(
-            schema=schema,
-            output=self.output,
-            subject=self.subject,
-            progress=self.progress,
-            pace=self.pace,
-            coerce=self.export.source_query.coerce,
-        )
-
-
-def _whole(asked: _Asked) -> Extraction:
+def _whole(asked: Asked) -> Extraction:
     query = asked.export.source_query
     stream = asked.source.open(query)
     content, encoder = asked.described(stream)
@@ -238,7 +144,7 @@ def _whole(asked: _Asked) -> Extraction:
     )
 
 
-def _in_ranges(asked: _Asked, mode: Chunked) -> Extraction:
+def _in_ranges(asked: Asked, mode: Chunked) -> Extraction:
     source, query = asked.source, asked.export.source_query
     if not isinstance(source, SplittableSource):
         msg = f"{asked.subject}: expected a source that can be read in ranges for Chunked, found {source.engine}"
@@ -276,7 +182,7 @@ def _in_ranges(asked: _Asked, mode: Chunked) -> Extraction:
     )
 
 
-def _workers(asked: _Asked, mode: Chunked, snapshot: Snapshot) -> int:
+def _workers(asked: Asked, mode: Chunked, snapshot: Snapshot) -> int:
     if mode.parallel == 1 or snapshot.parallel:
         return mode.parallel
     asked.progress.warn(

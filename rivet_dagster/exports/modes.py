@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from rivet_dagster.errors import ConfigError
-from rivet_dagster.exports.sizes import parse_size
+from rivet_dagster.exports.sizes import parse_duration, parse_size
 from rivet_dagster.rows import Consistency
+from rivet_dagster.windows import CursorTerm
 
-__all__ = ["Chunked", "Full", "Mode"]
+__all__ = ["Chunked", "Full", "Incremental", "Mode"]
 
 _DEFAULT_BYTES = "256MB"
 
@@ -99,5 +102,97 @@ class Chunked(BaseModel):
         return parse_size(self.bytes_per_part or _DEFAULT_BYTES, field="bytes_per_part")
 
 
-Mode = Annotated[Full | Chunked, Field(discriminator="kind")]
+class Incremental(BaseModel):
+    """Each run exports the rows that came since the one before, and adds them to the dataset.
+
+    A run's window over the cursor is fixed before the first row is read and recorded. The cursor moves with the commit,
+    so that each row version that a window can see is in the dataset once.
+
+    Raises:
+        ConfigError: not exactly one of `cursor_column` and `cursor_expression` is given, or a setting cannot be; names
+            the field.
+        pydantic.ValidationError: a setting has the wrong type or is unknown; names the field.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    kind: Literal["incremental"] = Field(default="incremental", description="The mode's name.")
+    cursor_column: str | None = Field(
+        default=None,
+        description='The column that says which rows are new, e.g. "updated_at", as the database names it.',
+    )
+    cursor_expression: str | None = Field(
+        default=None, description='Or an SQL expression over the columns, e.g. "coalesce(updated_at, created_at)".'
+    )
+    lag: str | None = Field(
+        default=None,
+        description='How far the window ends before the source\'s clock, e.g. "5 minutes". Rows that are committed '
+        "later than that are missed.",
+    )
+    settle: Literal["writers", "none"] | None = Field(
+        default=None,
+        description='What is done about transactions that commit late: "writers" waits for those that are open (the '
+        'default on PostgreSQL, SQLite and DuckDB), "none" does nothing; elsewhere it or `lag` must be chosen.',
+    )
+    settle_timeout: str = Field(default="60s", description="How long to wait for open transactions.")
+    nulls: Literal["exclude", "first_run", "fail"] = Field(
+        default="exclude",
+        description="What becomes of rows whose cursor is NULL: left out and counted, exported by the first run, or "
+        "the run fails.",
+    )
+    time_zone: str | None = Field(
+        default=None,
+        description='Whose clock a timestamp without a zone is by, e.g. "UTC" or "Europe/Berlin"; needed for one.',
+    )
+    unit: Literal["s", "ms", "us"] | None = Field(
+        default=None, description="Of an integer that counts time since 1970-01-01 00:00 UTC."
+    )
+    monotonic: bool = Field(
+        default=False,
+        description="The author's word that a text or UUID only rises, as UUIDv7 and ULID do; needed for these.",
+    )
+
+    @field_validator("lag", "settle_timeout", mode="before")
+    @classmethod
+    def _is_a_duration(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is not None:
+            parse_duration(value, field=str(info.field_name))
+        return value
+
+    @field_validator("time_zone")
+    @classmethod
+    def _is_a_zone(cls, value: str | None) -> str | None:
+        try:
+            if value is not None:
+                ZoneInfo(value)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            msg = f'time_zone: expected the name of a time zone, such as "UTC" or "Europe/Berlin"; found {value!r}'
+            raise ConfigError(msg) from None
+        return value
+
+    @model_validator(mode="after")
+    def _one_cursor(self) -> Incremental:
+        given = [name for name in ("cursor_column", "cursor_expression") if (getattr(self, name) or "").strip()]
+        if len(given) != 1:
+            found = "both" if given else "neither"
+            msg = f"mode: expected exactly one of cursor_column and cursor_expression, found {found}"
+            raise ConfigError(msg)
+        return self
+
+    @property
+    def term(self) -> CursorTerm:
+        """What a source is asked about."""
+        expression = (self.cursor_expression or "").strip() or None
+        return CursorTerm(
+            column=None if expression else self.cursor_column,
+            expression=expression,
+            is_time=self.time_zone is not None,
+        )
+
+    @property
+    def held_back(self) -> timedelta:
+        """`lag` as a length of time."""
+        return parse_duration(self.lag, field="lag") if self.lag is not None else timedelta()
+
+
+Mode = Annotated[Full | Chunked | Incremental, Field(discriminator="kind")]
 """A mode with its settings."""

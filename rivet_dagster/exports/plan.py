@@ -10,7 +10,7 @@ from enum import Enum
 from rivet_dagster.contract import DestinationCapabilities
 from rivet_dagster.errors import PlanRejected
 from rivet_dagster.exports.formats import Csv, Parquet
-from rivet_dagster.exports.modes import Chunked, Full, Mode
+from rivet_dagster.exports.modes import Chunked, Full, Incremental, Mode
 from rivet_dagster.exports.output import OutputSettings
 
 __all__ = ["Diagnostic", "Level", "PlannedExport", "diagnose", "format_findings", "reject"]
@@ -201,6 +201,17 @@ def _no_receipt(e: PlannedExport) -> Iterator[Diagnostic]:
         )
 
 
+def _no_state(e: PlannedExport) -> Iterator[Diagnostic]:
+    if e.is_stream and isinstance(e.mode, Incremental):
+        yield Diagnostic(
+            level=Level.DEGRADED,
+            rule="stdout-no-state",
+            subject=e.name,
+            message="a stream keeps no cursor: every run exports from the beginning and stores nothing",
+            remedy="choose a destination that keeps objects, or export with Full()",
+        )
+
+
 def _shared_prefix(exports: Sequence[PlannedExport]) -> Iterator[Diagnostic]:
     for uri, names in _together(e for e in exports if not e.is_stream):
         yield Diagnostic(
@@ -239,5 +250,6 @@ _RULES: tuple[Callable[[PlannedExport], Iterator[Diagnostic]], ...] = (
     _no_codec_on_stream,
     lambda e: format_findings(e.output.format, subject=e.name),
     _retries_not_safe,
+    _no_state,
     _no_receipt,
 )

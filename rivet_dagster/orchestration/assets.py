@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional, TypedDict
 
 import dagster as dg
+from pydantic import Field
 
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.spec import Export
@@ -13,9 +14,26 @@ from rivet_dagster.orchestration.handle import ExportHandle
 from rivet_dagster.orchestration.io_managers import ExportIOManager
 from rivet_dagster.orchestration.resources import DatabaseResource
 
-__all__ = ["Described", "KeyPrefix", "build_export_asset", "describe", "export_asset", "export_key", "require"]
+__all__ = [
+    "Described",
+    "ExportConfig",
+    "KeyPrefix",
+    "build_export_asset",
+    "describe",
+    "export_asset",
+    "export_key",
+    "require",
+]
 
 KeyPrefix = Optional[str | Sequence[str]]  # noqa: UP045 - Dagster's own way to say it
+
+
+class ExportConfig(dg.Config):
+    """What one run may be told."""
+
+    full_refresh: bool = Field(
+        default=False, description="Begin the dataset anew with all rows, instead of adding to what is there."
+    )
 
 
 class Described(TypedDict):
@@ -118,10 +136,11 @@ def export_asset(
         retry_policy=retry_policy,
         pool=pool or source,
     )
-    def _export(context: dg.AssetExecutionContext) -> ExportHandle:
+    def _export(context: dg.AssetExecutionContext, config: ExportConfig) -> ExportHandle:
         # Nothing is read here: the IO manager reads, within the commit.
         require(context, io_manager_key, ExportIOManager)
-        return ExportHandle(export=export, database=require(context, source, DatabaseResource))
+        database = require(context, source, DatabaseResource)
+        return ExportHandle(export=export, database=database, full_refresh=config.full_refresh)
 
     return _export
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import dagster as dg
+from pydantic import Field
 
 from rivet_dagster.attempt import Extraction
 from rivet_dagster.errors import RivetError, SourceError
@@ -23,6 +24,15 @@ from rivet_dagster.orchestration.resources import DatabaseResource
 from rivet_dagster.orchestration.run_facts import RunFacts
 
 __all__ = ["bundle_asset"]
+
+
+class BundleConfig(dg.Config):
+    """What one run may be told."""
+
+    full_refresh: list[str] = Field(
+        default_factory=list,
+        description="Names of exports whose datasets begin anew with all rows, instead of being added to.",
+    )
 
 
 def bundle_asset(
@@ -61,14 +71,29 @@ def bundle_asset(
         retry_policy=retry_policy,
         pool=pool or source,
     )
-    def _bundle(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
+    def _bundle(context: dg.AssetExecutionContext, config: BundleConfig) -> Iterator[dg.MaterializeResult[Any]]:
         outlet = require(context, io_manager_key, ExportIOManager).outlet
         database = require(context, source, DatabaseResource)
         step = _Step(context, outlet, parallel=parallel)
         wanted = [key for key in exports if key in context.selected_asset_keys]
-        yield from step.run({k: (ExportHandle(export=exports[k], database=database), metadata[k]) for k in wanted})
+        anew = _named(config.full_refresh, exports)
+        yield from step.run(
+            {
+                k: (ExportHandle(export=exports[k], database=database, full_refresh=k in anew), metadata[k])
+                for k in wanted
+            }
+        )
 
     return _bundle
+
+
+def _named(names: Sequence[str], exports: Mapping[dg.AssetKey, Export]) -> set[dg.AssetKey]:
+    unknown = sorted(set(names) - {e.name for e in exports.values()})
+    if unknown:
+        known = ", ".join(e.name for e in exports.values())
+        msg = f"full_refresh: expected names of the bundle's exports ({known}), found {', '.join(unknown)}"
+        raise dg.Failure(description=msg, allow_retries=False)
+    return {key for key, e in exports.items() if e.name in names}
 
 
 class _Step:

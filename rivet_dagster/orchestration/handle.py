@@ -17,7 +17,9 @@ class ExportHandle:
     Attributes:
         export: what to export.
         database: where from; nothing is connected yet.
+        full_refresh: begin the dataset anew, whatever is there.
     """
 
     export: Export
     database: DatabaseResource
+    full_refresh: bool = False

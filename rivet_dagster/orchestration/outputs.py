@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import dagster as dg
 
-from rivet_dagster.attempt import Attempt, ExportReceipt, Extraction
+from rivet_dagster.attempt import Attempt, ExportReceipt, Extraction, Head
 from rivet_dagster.commit import commit_export
 from rivet_dagster.contract import Destination, DestinationCapabilities
 from rivet_dagster.errors import ConfigError, RivetError
@@ -17,11 +18,12 @@ from rivet_dagster.exports.modes import Full
 from rivet_dagster.exports.plan import PlannedExport, diagnose, reject
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.layout import Prefix, asset_prefix
-from rivet_dagster.manifest import Column, Manifest
+from rivet_dagster.manifest import Column
 from rivet_dagster.orchestration.announce import announce
 from rivet_dagster.orchestration.failures import left_behind, partitions_failure
 from rivet_dagster.orchestration.handle import ExportHandle
 from rivet_dagster.orchestration.metadata import combined_data_version, materialization_metadata
+from rivet_dagster.orchestration.planning import Planning
 from rivet_dagster.orchestration.run_facts import RunFacts, add_partition_metadata, set_data_version
 from rivet_dagster.orchestration.settings import Settings
 
@@ -248,29 +250,19 @@ def _by_partition(asked: Asked, value: Any) -> dict[str | None, Any]:
 def _commit(
     asked: Asked, value: Any, key: str | None, *, destination: Destination, prefix: Prefix, settings: Settings
 ) -> _Delivery:
-    # pyarrow loads only where rows are read or written.
-    from rivet_dagster.exports.extraction import plan_export, plan_value  # noqa: PLC0415
-
-    name, log, facts = asked.name, asked.log, asked.facts
     output = settings.output(_export_of(value))
-    columns: tuple[Column, ...] = ()
+    at_rest = destination.capabilities.commit_protocol.leaves_objects_at_rest
+    planning = Planning(
+        value=value,
+        name=asked.name,
+        output=output,
+        uri=destination.uri(prefix.root) if at_rest else None,
+        materialized=partial(asked.facts.materialized, asked.asset_key, key),
+        log=asked.log,
+    )
 
-    def plan(head: Manifest | None) -> Extraction:
-        nonlocal columns
-        if isinstance(value, ExportHandle):
-            source = value.database.source()
-            planned = plan_export(
-                value.export,
-                export_name=name,
-                source=source,
-                output=output,
-                head=head,
-                log=log,
-                max_rows_per_second=value.database.max_rows_per_second,
-            )
-        else:
-            planned = plan_value(value, export_name=name, output=output, head=head, log=log)
-        columns = planned.content.columns
+    def plan(head: Head | None) -> Extraction:
+        planned = planning.plan(head)
         asked.begun(planned)
         return planned
 
@@ -278,14 +270,16 @@ def _commit(
         destination,
         prefix=prefix,
         attempt=Attempt(
-            export_name=name,
-            dagster_run_id=facts.run_id,
-            lineage=facts.lineage,
+            export_name=asked.name,
+            dagster_run_id=asked.facts.run_id,
+            lineage=asked.facts.lineage,
             partition_key=key,
-            is_over=facts.is_over,
+            is_over=asked.facts.is_over,
         ),
         plan=plan,
         settings=settings.commit(output),
-        log=log,
+        log=asked.log,
     )
-    return _Delivery(receipt=receipt, columns=columns)
+    if planning.adopted is not None:
+        receipt = replace(receipt, counters={**receipt.counters, "rivet/adopted": planning.adopted})
+    return _Delivery(receipt=receipt, columns=planning.columns)

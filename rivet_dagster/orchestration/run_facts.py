@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -11,6 +12,7 @@ import dagster as dg
 __all__ = ["RunFacts", "add_partition_metadata", "run_id_of", "set_data_version"]
 
 _MAX_RETRIES = "dagster/max_retries"
+_PAGE = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,7 @@ class RunFacts:
         attempt: of this step in this run, from 1.
         max_retries: how often Dagster would repeat the step or the run by itself.
         is_over: whether a run has ended; False for one that this instance does not know.
+        materialized: the metadata of an asset's materializations, or of one partition's, the newest first.
     """
 
     run_id: str | None = None
@@ -30,6 +33,7 @@ class RunFacts:
     attempt: int = 1
     max_retries: int = 0
     is_over: Callable[[str], bool] = lambda _run_id: False
+    materialized: Callable[[dg.AssetKey, str | None], Iterator[Mapping[str, Any]]] = lambda _key, _partition: iter(())
 
     @classmethod
     def of(cls, context: dg.OutputContext | dg.AssetExecutionContext) -> RunFacts:
@@ -49,6 +53,7 @@ class RunFacts:
             attempt=step.previous_attempt_count + 1,
             max_retries=_max_retries(step.op_retry_policy, run.tags),
             is_over=is_over,
+            materialized=partial(_materialized, instance),
         )
 
 
@@ -79,6 +84,19 @@ def _step(context: dg.OutputContext | dg.InputContext | dg.AssetExecutionContext
         return context.step_context
     except dg.DagsterInvariantViolationError:
         return None
+
+
+def _materialized(
+    instance: dg.DagsterInstance, asset_key: dg.AssetKey, partition_key: str | None
+) -> Iterator[Mapping[str, Any]]:
+    wanted = dg.AssetRecordsFilter(asset_key=asset_key, asset_partitions=partition_key and [partition_key])
+    cursor, more = None, True
+    while more:
+        page = instance.fetch_materializations(wanted, limit=_PAGE, cursor=cursor)
+        for record in page.records:
+            if record.asset_materialization is not None:
+                yield {name: value.value for name, value in record.asset_materialization.metadata.items()}
+        cursor, more = page.cursor, page.has_more
 
 
 def _repeated(step: Any) -> set[str]:

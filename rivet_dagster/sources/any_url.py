@@ -101,8 +101,8 @@ class AnyUrlSource:
         """
         import sqlalchemy
 
-        if query.within is not None:
-            raise ConfigError(f"{what_is_read(query)}: {self.engine}:// cannot be read in ranges")
+        if query.within is not None or query.window is not None:
+            raise ConfigError(f"{what_is_read(query)}: {self.engine}:// cannot be read in ranges or windows")
         # Checks the names and the casts, too.
         text = query_text(query, most=2, fold=False)
         self._check_file()

@@ -24,13 +24,16 @@ from rivet_dagster.sources.description import (
     selected,
     what_is_read,
 )
+from rivet_dagster.sources.duckdb_cursor import cursor_of, note, value_literal
 from rivet_dagster.sources.duckdb_keys import Rows, estimated_rows, range_condition, relation_of
 from rivet_dagster.sources.duckdb_snapshot import DuckDBSnapshot
 from rivet_dagster.sources.duckdb_types import exported_as, may_fail, plain
 from rivet_dagster.sources.guards import Misfits, refused
 from rivet_dagster.sources.ranges import checked_key, no_catalog, sampled_row_bytes, usable_keys
 from rivet_dagster.sources.stream import BatchStream
+from rivet_dagster.sources.terms import term_sql, windowed
 from rivet_dagster.sources.url import DatabaseUrl
+from rivet_dagster.windows import Cursor, CursorTerm, Noted, Settling
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -50,6 +53,7 @@ class DuckDBSource:
     """
 
     engine = "duckdb"
+    knows_writers = True
 
     def __init__(self, url: DatabaseUrl, *, batch_rows: int, batch_bytes: int) -> None:
         self._url = url
@@ -113,6 +117,33 @@ class DuckDBSource:
         """
         return DuckDBSnapshot(self, consistency=consistency)
 
+    def describe_cursor(self, query: Query, term: CursorTerm) -> Cursor:
+        """Describe what a window is over.
+
+        Raises:
+            ConfigError: it is no column of the query, or of a type that no window can be over.
+            SourceError: the file is not there, no database, held by another process, or the query is refused.
+        """
+        what = what_is_read(query)
+        with contextlib.closing(self.connect(what)) as connection:
+
+            def types(text: str) -> dict[str, str]:
+                with self._translated(what):
+                    relation = connection.sql(text)
+                    return dict(zip(relation.columns, map(str, relation.types), strict=True))
+
+            return cursor_of(query, term, self.rows_on(connection, what), types)
+
+    @contextlib.contextmanager
+    def settling(self, query: Query, cursor: Cursor, asked: Settling) -> Iterator[Noted]:
+        """Note where a window may end. Until the context ends no other process can write to the file.
+
+        Raises:
+            SourceError: the file is not there, no database, or held by another process.
+        """
+        with self._run(query) as rows:
+            yield note(query, cursor, asked, rows)
+
     def connect(self, what: str) -> DuckDBPyConnection:
         """A connection in a transaction; `what` is read, for messages."""
         # Drivers load where they are needed: importing the package stays cheap.
@@ -162,6 +193,8 @@ class DuckDBSource:
                 checked_key(relation, query.within.key.columns, query)
                 condition = range_condition(relation, query.within, alias="r")
                 text = f"{text} AS r WHERE {condition}" if condition else text
+            if query.window is not None:
+                text = windowed(query, text, term_sql(query.window.cursor.term), value_literal(query.window.cursor))
             with self._translated(what_is_read(query)):
                 columns, sql, guarded = _described(connection, text, query)
             misfits = Misfits(query.coerce)

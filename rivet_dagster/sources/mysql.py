@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pyarrow as pa
 
@@ -20,13 +21,16 @@ from rivet_dagster.sources.description import (
 from rivet_dagster.sources.guards import Misfits
 from rivet_dagster.sources.mysql_charsets import refuse_lost_characters
 from rivet_dagster.sources.mysql_connection import check_url, database_name
+from rivet_dagster.sources.mysql_cursor import cursor_of, note, quoted_name, value_literal
 from rivet_dagster.sources.mysql_session import MySQLSession
 from rivet_dagster.sources.mysql_types import ColumnPlan, WireColumn, plan_column
 from rivet_dagster.sources.mysql_values import column_array
 from rivet_dagster.sources.mysql_wire import Block, WireError, decode
 from rivet_dagster.sources.session_settings import SessionSettings
 from rivet_dagster.sources.stream import BatchStream
+from rivet_dagster.sources.terms import term_sql, windowed
 from rivet_dagster.sources.url import DatabaseUrl
+from rivet_dagster.windows import Cursor, CursorTerm, Noted, Settling
 
 __all__ = ["MySQLSource"]
 
@@ -42,13 +46,14 @@ WHERE c.TABLE_SCHEMA = {schema} AND c.TABLE_NAME = {table}
 
 
 class MySQLSource:
-    """A MySQL or MariaDB database. Every `open` is a connection of its own, in one read-only snapshot.
+    """A MySQL or MariaDB database, also in windows. Every `open` is a connection of its own, in one read-only snapshot.
 
     Tables of engines without transactions are as consistent as one statement of theirs. Sessions are in UTC: functions
     like NOW() and CURDATE() in a query are too. The server's sql_mode stays. Types are described in `mysql_types`.
     """
 
     engine = "mysql"
+    knows_writers = False
 
     def __init__(
         self, url: DatabaseUrl, *, batch_rows: int, batch_bytes: int, settings: SessionSettings | None = None
@@ -76,7 +81,10 @@ class MySQLSource:
         if query.within is not None:
             raise ConfigError(f"{what_is_read(query)}: reading in ranges is not supported for MySQL")
         text = _text(query)
-        session = MySQLSession(self._url, what=what_is_read(query), settings=self._settings)
+        if query.window is not None:
+            term = term_sql(query.window.cursor.term, quoted_name)
+            text = windowed(query, text, term, value_literal)
+        session = self._session(query)
         try:
             described = session.describe(text)
             check_columns([column.name for column in described], query)
@@ -96,6 +104,32 @@ class MySQLSource:
             batch_rows=self._batch_rows,
             batch_bytes=self._batch_bytes,
         )
+
+    def describe_cursor(self, query: Query, term: CursorTerm) -> Cursor:
+        """Describe what a window is over.
+
+        Raises:
+            ConfigError: it is no column of the query, or of a type that no window can be over.
+            SourceError: the server refused or could not be reached.
+        """
+        with contextlib.closing(self._session(query)) as session:
+            named = _where(query) if query.table is not None else None
+            return cursor_of(query, term, _text(query), rows=session.rows, describe=session.describe, named=named)
+
+    @contextlib.contextmanager
+    def settling(self, query: Query, cursor: Cursor, asked: Settling) -> Iterator[Noted]:
+        """Note where a window may end.
+
+        Raises:
+            ConfigError: `writers` is asked for.
+            SourceError: the server refused or could not be reached.
+        """
+        with contextlib.closing(self._session(query)) as session:
+            noted = note(query, cursor, _text(query), asked, session.rows)
+        yield noted
+
+    def _session(self, query: Query) -> MySQLSession:
+        return MySQLSession(self._url, what=what_is_read(query), settings=self._settings)
 
     def _batches(
         self,
@@ -153,16 +187,12 @@ def _columns(
 ) -> tuple[ResultColumn, ...]:
     declared: dict[str, tuple[str, bool]] = {}
     if query.table is not None:
-        *schema, table = _names(query)
-        # In hexadecimal, which no sql_mode reads in another way.
-        where = {
-            "schema": _literal(schema[0]) if schema else "DATABASE()",
-            "table": _literal(table),
-        }
+        table = _names(query)[-1]
+        schema, literal = _where(query)
         # Where names are not case-sensitive, or a collation is lax, a twin's columns must not be taken for its own.
         declared = {
             name: (kind, bool(never_null))
-            for found, name, kind, never_null in session.rows(_CATALOG.format(**where))
+            for found, name, kind, never_null in session.rows(_CATALOG.format(schema=schema, table=literal))
             if found == table
         }
     return tuple(
@@ -174,6 +204,13 @@ def _columns(
         )
         for column, plan in zip(described, plans, strict=True)
     )
+
+
+def _where(query: Query) -> tuple[str, str]:
+    """Schema and name of a query's table, as SQL."""
+    *schema, table = _names(query)
+    # In hexadecimal, which no sql_mode reads in another way.
+    return _literal(schema[0]) if schema else "DATABASE()", _literal(table)
 
 
 def _literal(name: str) -> str:

@@ -17,7 +17,10 @@ from rivet_dagster.sources.url import DatabaseUrl
 if TYPE_CHECKING:
     from adbc_driver_manager import AdbcConnection, AdbcStatement
 
-__all__ = ["PostgresSession", "database_name"]
+__all__ = ["OURS", "PostgresSession", "database_name"]
+
+# An advisory lock, shared by every session of this package while its transaction lasts: who holds it writes nothing.
+OURS = (0x72697665, 0x72656164)
 
 _DEFAULTS = {
     "application_name": "rivet_dagster",
@@ -101,11 +104,19 @@ class PostgresSession:
         self._run("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         if snapshot is not None:
             self._adopt(snapshot)
-        self.rows("SELECT " + ", ".join(f"set_config('{k}', '{v}', true)" for k, v in self._local.items()))
+        settings = ", ".join(f"set_config('{k}', '{v}', true)" for k, v in self._local.items())
+        self.rows(f"SELECT pg_try_advisory_xact_lock_shared({OURS[0]}, {OURS[1]}), {settings}")
 
     def end(self) -> None:
         """End the transaction and all that was set in it."""
         self._run("COMMIT")
+
+    def alone(self, sql: str) -> list[dict[str, Any]]:
+        """All rows of a small statement, in a transaction of its own, after `end`."""
+        self.begin()
+        found = self.rows(sql)
+        self.end()
+        return found
 
     def export_snapshot(self) -> str:
         """What other sessions name to read this one's snapshot, as long as its transaction lasts."""

@@ -116,7 +116,7 @@ class PostgresSnapshot:
         session = self._session(what_is_read(query), WALK_SETTINGS)
         try:
             session.end()
-            yield from self._walk(query, key, rows=rows, run=lambda sql: _alone(session, sql))
+            yield from self._walk(query, key, rows=rows, run=session.alone)
         finally:
             session.close()
 
@@ -141,10 +141,3 @@ class PostgresSnapshot:
 
 def _ended() -> SourceError:
     return SourceError("the run's snapshot has ended; begin another")
-
-
-def _alone(session: PostgresSession, sql: str) -> list[dict[str, Any]]:
-    session.begin()
-    found = session.rows(sql)
-    session.end()
-    return found

@@ -20,6 +20,7 @@ from rivet_dagster.sources.description import (
     what_is_read,
 )
 from rivet_dagster.sources.guards import Misfits, refused
+from rivet_dagster.sources.postgres_cursor import cursor_of, note, value_literal
 from rivet_dagster.sources.postgres_keys import Rows, range_condition, relation_of
 from rivet_dagster.sources.postgres_session import PostgresSession, database_name
 from rivet_dagster.sources.postgres_snapshot import PostgresSnapshot
@@ -28,7 +29,9 @@ from rivet_dagster.sources.postgres_types import ColumnPlan, plan_column, type_n
 from rivet_dagster.sources.ranges import checked_key, no_catalog, sampled_row_bytes, usable_keys
 from rivet_dagster.sources.session_settings import SessionSettings
 from rivet_dagster.sources.stream import BatchStream
+from rivet_dagster.sources.terms import term_sql, windowed
 from rivet_dagster.sources.url import DatabaseUrl
+from rivet_dagster.windows import Cursor, CursorTerm, Noted, Settling
 
 __all__ = ["PostgresSource"]
 
@@ -44,13 +47,14 @@ WHERE a.attrelid = to_regclass({relation}) AND a.attnum > 0 AND NOT a.attisdropp
 
 
 class PostgresSource:
-    """A PostgreSQL database that can be split. Every `open` is a connection of its own, in one read-only snapshot.
+    """A PostgreSQL database, in ranges and windows too. Every `open` is a connection of its own, in one snapshot.
 
     Session settings are made within the transaction, so a pooler in transaction mode works. Types are described in
     `postgres_types`. Names without double quotes are folded to lower case, as in SQL.
     """
 
     engine = "postgresql"
+    knows_writers = True
 
     def __init__(
         self, url: DatabaseUrl, *, batch_rows: int, batch_bytes: int, settings: SessionSettings | None = None
@@ -124,6 +128,26 @@ class PostgresSource:
         """
         return PostgresSnapshot(self, self._url, consistency=consistency, settings=self._settings)
 
+    def describe_cursor(self, query: Query, term: CursorTerm) -> Cursor:
+        """Describe what a window is over.
+
+        Raises:
+            ConfigError: it is no column of the query, or of a type that no window can be over.
+            SourceError: the server refused or could not be reached.
+        """
+        with contextlib.closing(self._session(query)) as session:
+            found = cursor_of(query, term, session.rows, session.describe)
+            session.end()
+            return found
+
+    @contextlib.contextmanager
+    def settling(self, query: Query, cursor: Cursor, asked: Settling) -> Iterator[Noted]:
+        """Note where a window may end; see `postgres_cursor.note` for what it raises."""
+        with contextlib.closing(self._session(query)) as session:
+            session.end()
+            noted = note(query, cursor, asked, session.alone)
+        yield noted
+
     @contextlib.contextmanager
     def _asking(self, query: Query) -> Iterator[Rows]:
         with contextlib.closing(self._session(query)) as session:
@@ -170,6 +194,9 @@ class PostgresSource:
 
 
 def _within(session: PostgresSession, query: Query, text: str) -> str:
+    if query.window is not None:
+        cursor = query.window.cursor
+        return windowed(query, text, term_sql(cursor.term), value_literal(cursor))
     if query.within is None:
         return text
     relation = relation_of(query, session.rows)

@@ -5,30 +5,34 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
 
-from rivet_dagster.errors import ConfigError, SourceError
+from rivet_dagster.errors import SourceError
 from rivet_dagster.rows import Consistency, Key, Query, ResultColumn
 from rivet_dagster.sources.description import (
-    check_columns,
     existing_file,
-    positions,
     query_text,
     schema_of,
     what_is_read,
 )
 from rivet_dagster.sources.guards import Misfits, refused
 from rivet_dagster.sources.ranges import checked_key, no_catalog, sampled_row_bytes, usable_keys
+from rivet_dagster.sources.sqlite_cursor import cursor_of, note, only_writer, value_literal
+from rivet_dagster.sources.sqlite_description import described, names_of
 from rivet_dagster.sources.sqlite_keys import Fetch, estimated_rows, range_condition, relation_of
 from rivet_dagster.sources.sqlite_snapshot import Described, SqliteSnapshot
-from rivet_dagster.sources.sqlite_types import arrow_type_of, column_array, type_of_values
+from rivet_dagster.sources.sqlite_types import column_array
 from rivet_dagster.sources.stream import BatchStream
+from rivet_dagster.sources.terms import term_sql, windowed
 from rivet_dagster.sources.url import DatabaseUrl
+from rivet_dagster.windows import Cursor, CursorTerm, Noted, Settling
 
 __all__ = ["SqliteSource"]
 
@@ -44,6 +48,7 @@ class SqliteSource:
     """
 
     engine = "sqlite"
+    knows_writers = True
 
     def __init__(self, url: DatabaseUrl, *, batch_rows: int, batch_bytes: int) -> None:
         self._url = url
@@ -115,15 +120,7 @@ class SqliteSource:
 
     def begin(self, what: str) -> sqlite3.Connection:
         """A connection in a read transaction whose snapshot is taken; `what` is read, for messages."""
-        path = existing_file(self._url).absolute()
-        with self._translated(what):
-            connection = sqlite3.connect(
-                f"file:{quote(str(path))}?mode=ro",
-                uri=True,
-                isolation_level=None,
-                check_same_thread=False,
-                timeout=_BUSY_SECONDS,
-            )
+        connection = self._connect(what, "ro", _BUSY_SECONDS)
         try:
             with self._translated(what):
                 connection.execute("BEGIN")
@@ -133,6 +130,57 @@ class SqliteSource:
             connection.close()
             raise
         return connection
+
+    def _connect(self, what: str, mode: str, busy_seconds: float) -> sqlite3.Connection:
+        path = existing_file(self._url).absolute()
+        with self._translated(what):
+            return sqlite3.connect(
+                f"file:{quote(str(path))}?mode={mode}",
+                uri=True,
+                isolation_level=None,
+                check_same_thread=False,
+                timeout=busy_seconds,
+            )
+
+    def describe_cursor(self, query: Query, term: CursorTerm) -> Cursor:
+        """Describe what a window is over.
+
+        Raises:
+            ConfigError: it is no column of the query, or of a type that no window can be over.
+            SourceError: the file is not there, no database, locked, or the query is refused.
+        """
+        what = what_is_read(query)
+        with contextlib.closing(self.begin(what)) as connection, self._translated(what):
+
+            def describe(of: Query) -> tuple[str, pa.DataType]:
+                (column,) = described(connection, query_text(of, most=2, fold=False), of)
+                return column.source_type, column.arrow_type
+
+            return cursor_of(query, term, self.fetch_on(connection, what), describe)
+
+    @contextlib.contextmanager
+    def settling(self, query: Query, cursor: Cursor, asked: Settling) -> Iterator[Noted]:
+        """Note where a window may end; with `writers`, as the only one who may write until the context ends.
+
+        Raises:
+            ConfigError: `writers`, and the file cannot be written to.
+            ContractError: the cursor's values are not of one form.
+            SourceError: transient, another connection did not stop writing in time.
+        """
+        what = what_is_read(query)
+        if not asked.writers:
+            with contextlib.closing(self.begin(what)) as connection:
+                noted = note(query, cursor, asked, self.fetch_on(connection, what))
+            yield noted
+            return
+        began = time.monotonic()
+        with (
+            contextlib.closing(self._connect(what, "rw", asked.timeout.total_seconds())) as connection,
+            only_writer(connection, query, self.database),
+        ):
+            waited = round(time.monotonic() - began, 3)
+            noted = note(query, cursor, asked, self.fetch_on(connection, what))
+            yield replace(noted, said={"waited_seconds": waited})
 
     def fetch_on(self, connection: sqlite3.Connection, what: str) -> Fetch:
         """What runs small statements on a connection, with failures in our terms."""
@@ -156,17 +204,19 @@ class SqliteSource:
         """
         text = query_text(query, most=2, fold=False)
         # Of the whole table, so that all of its ranges have one schema.
-        described = (text, *query.casts.items())
+        whole = (text, *query.casts.items())
         with self._translated(what_is_read(query)):
-            if described not in known:
-                known[described] = _described(connection, text, query)
-        columns = known[described]
+            if whole not in known:
+                known[whole] = described(connection, text, query)
+        columns = known[whole]
         parameters: tuple[Any, ...] = ()
         if query.within is not None:
             relation = relation_of(query, self.fetch_on(connection, what_is_read(query)))
             checked_key(relation, query.within.key.columns, query)
             condition, parameters = range_condition(relation, query.within, alias="r")
             text = f"{text} AS r WHERE {condition}" if condition else text
+        if query.window is not None:
+            text = windowed(query, text, term_sql(query.window.cursor.term), value_literal(query.window.cursor))
         misfits = Misfits(query.coerce)
         return BatchStream(
             columns,
@@ -191,7 +241,7 @@ class SqliteSource:
         with self._translated(what_is_read(query)):
             cursor = connection.execute(text, parameters)
         with contextlib.closing(cursor):
-            if _names(cursor) != [column.name for column in columns]:
+            if names_of(cursor) != [column.name for column in columns]:
                 raise SourceError(f"{what_is_read(query)}: SQLite named the columns in two ways; name each one with AS")
             row = 1
             step = min(_FETCH_ROWS, self._batch_rows)
@@ -231,39 +281,6 @@ class SqliteSource:
             ) from error
 
 
-def _described(connection: sqlite3.Connection, text: str, query: Query) -> tuple[ResultColumn, ...]:
-    # A view takes a select statement alone, and its columns carry the declared types of what they come from.
-    connection.execute(f"CREATE TEMP VIEW rivet_described AS {text}")
-    declared = [row[2] for row in connection.execute("PRAGMA temp.table_xinfo(rivet_described)")]
-    names = _names(connection.execute("SELECT * FROM temp.rivet_described LIMIT 0"))
-    connection.execute("DROP VIEW temp.rivet_described")
-    if any(re.search(r":\d+$", name) for name in names):
-        # Perhaps SQLite's mark on a twin, which it keeps apart in a view: only the first row of the query itself tells.
-        names = _names(connection.execute(text))
-    check_columns(names, query)
-    for name, cast in query.casts.items():
-        if arrow_type_of(cast) is None:
-            raise ConfigError(
-                f"column {name!r}: cast to {cast!r}: expected text, integer, real, decimal(p, s), boolean, date, "
-                "timestamp or blob"
-            )
-    declared = [query.casts.get(name, kind) for name, kind in zip(names, declared, strict=True)]
-    # A newer SQLite calls an expression of a query that has no type of its own BLOB.
-    arrows = [
-        None if query.sql is not None and kind == "BLOB" and name not in query.casts else arrow_type_of(kind)
-        for name, kind in zip(names, declared, strict=True)
-    ]
-    unknown = [position for position, arrow in enumerate(arrows) if arrow is None]
-    if unknown:
-        classes = _classes(connection, text, len(names), unknown)
-        for position in unknown:
-            arrows[position] = type_of_values(names[position], classes[position], declared[position])
-    return tuple(
-        ResultColumn(name=name, source_type=kind or str(arrow), nullable=True, arrow_type=arrow)
-        for name, kind, arrow in zip(names, declared, arrows, strict=True)
-    )
-
-
 def _arrived(
     rows: list[tuple[Any, ...]], columns: tuple[ResultColumn, ...], query: Query, misfits: Misfits, *, first_row: int
 ) -> pa.RecordBatch:
@@ -273,19 +290,3 @@ def _arrived(
         read = partial(column_array, column.name, arrow=column.arrow_type, first_row=first_row, as_text=as_text)
         arrays.append(misfits.temporal(column.name, misfits.converted(column.name, values, read)))
     return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
-
-
-def _names(cursor: sqlite3.Cursor) -> list[str]:
-    return [described[0] for described in cursor.description]
-
-
-def _classes(connection: sqlite3.Connection, text: str, width: int, wanted: list[int]) -> dict[int, set[str]]:
-    """The storage classes of all values of the wanted columns, in one run of the query."""
-    kinds = ("integer", "real", "text", "blob")
-    names = positions(width)
-    seen = [f"max(typeof({names[position]}) = '{kind}')" for position in wanted for kind in kinds]
-    found = connection.execute(f"WITH q({', '.join(names)}) AS (\n{text}\n) SELECT {', '.join(seen)} FROM q").fetchone()
-    return {
-        position: {kind for offset, kind in enumerate(kinds) if found[len(kinds) * place + offset]}
-        for place, position in enumerate(wanted)
-    }

@@ -157,6 +157,7 @@ def test_no_rule_knows_a_destination_by_its_name() -> None:
         "stdout-no-chunked",
         "stdout-no-bundle",
         "stdout-single-export",
+        "stdout-no-state",
         "stdout-no-receipt",
         "csv-no-codec-on-stdout",
     ):

@@ -1,0 +1,65 @@
+"""A run of an incremental export, planned: its window is fixed, its rows are opened, and they fit the dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from rivet_dagster.errors import ConfigError, ContractError
+from rivet_dagster.exports.appending import check_columns, check_identity
+from rivet_dagster.exports.cursor import column_name, recorded_cursor, recorded_window, start_of, type_name
+from rivet_dagster.exports.modes import Incremental
+from rivet_dagster.exports.planned import Asked, Extraction
+from rivet_dagster.exports.reading import Reading
+from rivet_dagster.exports.window import check_mode, fixed_window
+from rivet_dagster.manifest import Dataset, Manifest
+from rivet_dagster.rows import IncrementalSource
+
+__all__ = ["plan_incremental"]
+
+
+def plan_incremental(
+    asked: Asked, mode: Incremental, *, head: Manifest | None, agree: Callable[[], None]
+) -> Extraction:
+    """Fix the window and open its rows; see `plan_export` for the arguments and what it raises."""
+    source, query = asked.source, asked.export.source_query
+    if not isinstance(source, IncrementalSource):
+        msg = f"{asked.subject}: expected a source with windows for Incremental, found {source.engine}"
+        raise ConfigError(f"{msg}; read it by the URL of its own kind where there is one, or export with Full()")
+    cursor = source.describe_cursor(query, mode.term)
+    by_clock = check_mode(mode, cursor, source, subject=asked.subject)
+    column, kind = column_name(mode), type_name(mode, cursor)
+    identity = replace(asked.identity, cursor_column=column, cursor_type=kind)
+    start = None
+    if head is not None:
+        check_identity(identity, head)
+    agree()
+    if head is not None and head.content is not None and head.content.cursor is not None:
+        start = start_of(head.content.cursor, cursor.kind, where=head.destination_uri)
+    with fixed_window(mode, source, query, cursor, by_clock=by_clock, start=start, subject=asked.subject) as fixed:
+        within = replace(query, window=fixed.window)
+        stream = source.open(within)
+    content, encoder = asked.described(stream)
+    if head is not None:
+        try:
+            check_columns(content, head)
+        except ContractError:
+            stream.close()
+            raise
+    reading = Reading(encoder, partial(source.open, within), opened=stream)
+    return Extraction(
+        content=replace(
+            content,
+            identity=identity,
+            dataset=Dataset.SNAPSHOT if head is None else Dataset.APPEND,
+            cursor=recorded_cursor(mode, fixed.window),
+            window=recorded_window(fixed.window),
+        ),
+        output=asked.output,
+        read=reading.parts,
+        stop=reading.close,
+        said=fixed.said,
+        retried=encoder.retried,
+        coerced=encoder.coerced_values,
+    )

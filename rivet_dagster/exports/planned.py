@@ -1,0 +1,130 @@
+"""What planning an export begins with and ends with: what was asked for, and rows that can be encoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rivet_dagster.contract import EncodedPart, Staged
+from rivet_dagster.exports.content import content_of_export, identity_of, schema_of_export
+from rivet_dagster.exports.output import OutputSettings
+from rivet_dagster.exports.pace import Pace
+from rivet_dagster.exports.progress import Progress
+from rivet_dagster.exports.reading import Encoder
+from rivet_dagster.exports.resume import Resume
+from rivet_dagster.exports.spec import Export
+from rivet_dagster.manifest import Content, Identity
+from rivet_dagster.rows import ResultStream, Source
+
+__all__ = ["Asked", "Extraction"]
+
+_SHOWN_RETRIES = 20
+
+
+@dataclass(slots=True, kw_only=True)
+class Extraction:
+    """Rows that can be encoded once, and what the manifest will say of them.
+
+    Attributes:
+        content: what is known before the first row.
+        output: how parts come out.
+        read: reads and encodes the rows; called once.
+        stop: stops reading and frees what is read from; may be called again.
+        parallel: how many parts are encoded at a time.
+        said: what is known of the reading, as metadata.
+        retried: why reading was begun again, each time.
+        coerced: how many values became NULL that would have been refused, by column.
+        resume: leaves out what a dead run has exported; `None` where all rows must be read.
+        gates: called after the last row.
+        suffix: of the parts, e.g. ".csv.gz".
+        skip_empty: a run without rows leaves the dataset as it was.
+    """
+
+    content: Content
+    output: OutputSettings
+    read: Callable[[Callable[[], Staged]], Iterator[EncodedPart]]
+    stop: Callable[[], None]
+    parallel: int = 1
+    said: Mapping[str, Any] = field(default_factory=dict)
+    retried: Sequence[str] = ()
+    coerced: Callable[[], Mapping[str, int]] = dict
+    resume: Resume | None = None
+    gates: Sequence[Callable[[], None]] = field(default=())
+    suffix: str = field(init=False)
+    skip_empty: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.suffix = self.output.suffix
+        self.skip_empty = self.output.skip_empty
+
+    def parts(self, stage: Callable[[], Staged]) -> Iterator[EncodedPart]:
+        """Read and encode; `stage` is called when the first row of a part is there, never for an empty part.
+
+        It is called by one thread at a time, and never after `close`.
+
+        Raises:
+            SourceError: reading failed; the parts that were not complete are discarded.
+            ContractError: the rows are not what was described; likewise.
+        """
+        return self.read(stage)
+
+    def counters(self) -> Mapping[str, Any]:
+        """What was counted while reading, and how it was read: metadata."""
+        said = dict(self.said)
+        if coerced := self.coerced():
+            said["rivet/coerced"] = coerced
+        if self.retried:
+            causes = list(self.retried[:_SHOWN_RETRIES])
+            said["rivet/source_retries"] = {"count": len(self.retried), "causes": causes}
+        return said
+
+    def close(self) -> None:
+        """Stop reading and free the source; may be called at any time and again."""
+        self.stop()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What `plan_export` was asked for."""
+
+    export: Export
+    export_name: str
+    source: Source
+    output: OutputSettings
+    subject: str
+    progress: Progress
+    pace: Pace
+
+    @property
+    def identity(self) -> Identity:
+        """Whose dataset it is."""
+        return identity_of(self.export, export_name=self.export_name, source=self.source)
+
+    def described(self, stream: ResultStream) -> tuple[Content, Encoder]:
+        """What the manifest will say, and how rows become parts.
+
+        Raises:
+            ConfigError: the columns cannot be exported like this; the stream is closed.
+        """
+        try:
+            schema = schema_of_export(stream.columns, self.export, output=self.output, subject=self.subject)
+        except BaseException:
+            stream.close()
+            raise
+        content = content_of_export(
+            self.export,
+            export_name=self.export_name,
+            source=self.source,
+            output=self.output,
+            schema=schema,
+            described=stream.columns,
+        )
+        return content, Encoder(
+            schema=schema,
+            output=self.output,
+            subject=self.subject,
+            progress=self.progress,
+            pace=self.pace,
+            coerce=self.export.source_query.coerce,
+        )

@@ -1,0 +1,200 @@
+"""The window of an incremental run: fixed here, once, from the dataset's cursor and what the source has noted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta, timezone, tzinfo
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from rivet_dagster.errors import ConfigError, ContractError
+from rivet_dagster.exports.modes import Incremental
+from rivet_dagster.exports.sizes import parse_duration
+from rivet_dagster.rows import IncrementalSource, Query
+from rivet_dagster.windows import Cursor, Noted, Settling, Window
+
+__all__ = ["Fixed", "check_mode", "fixed_window"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_UNITS = {"s": timedelta(seconds=1), "ms": timedelta(milliseconds=1), "us": timedelta(microseconds=1)}
+# Where a day ends last: by then it is over everywhere.
+_LAST_ZONE = timezone(-timedelta(hours=12))
+_RANDOM = 4
+_CHOICE = 'choose lag="5 minutes" (later commits may be missed), or settle="none"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """A window that is fixed.
+
+    Attributes:
+        window: what is read.
+        said: how it came about, as metadata.
+    """
+
+    window: Window
+    said: Mapping[str, Any]
+
+
+def check_mode(mode: Incremental, cursor: Cursor, source: IncrementalSource, *, subject: str) -> bool:
+    """Refuse a cursor that no window can be over without losing rows, and settings that do not go with it.
+
+    Returns:
+        Whether the window ends by the source's clock; else it ends at the greatest value.
+
+    Raises:
+        ConfigError: says why, and what to set instead.
+    """
+    by_clock = cursor.kind in {"instant", "naive", "date"} or mode.unit is not None
+    what = f"{subject}: {mode.term.shown} ({cursor.type_name})"
+    if mode.unit is not None and cursor.kind != "integer":
+        raise ConfigError(f"{what}: unit={mode.unit!r} is of an integer that counts time; leave it out")
+    if mode.time_zone is not None and cursor.kind not in {"naive", "date"}:
+        raise ConfigError(f"{what}: time_zone is of timestamps without a zone, and dates; leave it out")
+    if cursor.kind in {"text", "uuid"} and not mode.monotonic:
+        raise ConfigError(
+            f"{what}: a text or UUID says nothing about when its row came; use a timestamp or number, or set "
+            "monotonic=True if it only rises, as UUIDv7 and ULID do"
+        )
+    if mode.monotonic and cursor.kind not in {"text", "uuid"}:
+        raise ConfigError(f"{what}: monotonic is of a text or UUID; leave it out")
+    if mode.lag is not None and not by_clock:
+        raise ConfigError(f'{what}: lag holds a clock back, and this cursor is none; choose settle="writers" or "none"')
+    if cursor.kind == "naive":
+        _check_zone(mode, what)
+    if mode.settle == "writers" and not source.knows_writers:
+        raise ConfigError(f"{what}: {source.engine} cannot tell who is still writing; {_choice(by_clock=by_clock)}")
+    if mode.settle is None and mode.lag is None and not source.knows_writers:
+        raise ConfigError(
+            f"{what}: transactions that commit late would be missed, and {source.engine} cannot tell who is still "
+            f"writing; {_choice(by_clock=by_clock)}"
+        )
+    return by_clock
+
+
+@contextmanager
+def fixed_window(
+    mode: Incremental,
+    source: IncrementalSource,
+    query: Query,
+    cursor: Cursor,
+    *,
+    by_clock: bool,
+    start: tuple[Any, bool] | None,
+    subject: str,
+) -> Iterator[Fixed]:
+    """Fix the window; what is opened within the context reads what was settled when it was fixed.
+
+    Args:
+        mode: how.
+        source: where from.
+        query: of the whole export.
+        cursor: as the source describes it.
+        by_clock: what `check_mode` said of them.
+        start: where it begins, and whether behind the value itself; `None` for the first run of a dataset.
+        subject: as messages begin.
+
+    Raises:
+        ConfigError: the mode does not go with the source as it is.
+        ContractError: there are rows without a cursor, and `nulls` is "fail".
+        SourceError: the source refused; transient where writers did not end in time.
+    """
+    low, low_open = start or (None, False)
+    if low_open and not by_clock and not cursor.unique:
+        raise ContractError(
+            f"{subject}: {mode.term.shown}: expected the unique index over it that the run before relied on, found "
+            "none: rows with the same value may have come since; create it again, or export with full_refresh"
+        )
+    writers = mode.settle == "writers" or (mode.settle is None and mode.lag is None)
+    asked = Settling(
+        top=not by_clock,
+        writers=writers,
+        timeout=parse_duration(mode.settle_timeout, field="settle_timeout"),
+        nulls=cursor.nullable and (mode.nulls == "fail" or start is None),
+        low=low,
+    )
+    with source.settling(query, cursor, asked) as noted:
+        if mode.nulls == "fail" and noted.nulls:
+            raise ContractError(
+                f"{subject}: {mode.term.shown}: expected no NULL, found {noted.nulls} of them; fill them, or set "
+                'nulls="exclude" or "first_run"'
+            )
+        end, end_open = _end(mode, cursor, noted, by_clock=by_clock, subject=subject)
+        if low is not None and (end is None or _before(end, low)):
+            # A clock that was set back, or greatest rows that were removed: the cursor never decreases.
+            end, end_open = low, not low_open
+        nulls = mode.nulls == "first_run" and start is None
+        window = Window(cursor=cursor, low=low, low_open=low_open, high=end, high_open=end_open, nulls=nulls)
+        yield Fixed(window=window, said=_said(mode, noted, writers=writers))
+
+
+def _choice(*, by_clock: bool) -> str:
+    return _CHOICE if by_clock else 'choose settle="none" (later commits with a lower value are missed)'
+
+
+def _check_zone(mode: Incremental, what: str) -> None:
+    if mode.time_zone is None:
+        raise ConfigError(
+            f'{what}: a timestamp without a zone needs time_zone="UTC", or the name of the zone whose clock wrote it'
+        )
+    shift = _shift(ZoneInfo(mode.time_zone))
+    if mode.held_back < shift:
+        raise ConfigError(
+            f"{what}: the clocks of {mode.time_zone} are set back by {shift}, and the times of then come twice: "
+            f'set lag="{int(shift.total_seconds()) // 60} minutes" or more (with settle="writers", where that is '
+            "possible, late commits are waited for all the same), or store timestamps in UTC"
+        )
+
+
+def _shift(zone: tzinfo) -> timedelta:
+    """By how much a zone's clock is ever moved, within a year before and after now."""
+    now = datetime.now(timezone.utc)
+    offsets = [(now + timedelta(days=day)).astimezone(zone).utcoffset() or timedelta() for day in range(-366, 367)]
+    return max(offsets) - min(offsets)
+
+
+def _end(mode: Incremental, cursor: Cursor, noted: Noted, *, by_clock: bool, subject: str) -> tuple[Any, bool]:
+    """Where the window ends, and whether that value itself is left out."""
+    if not by_clock:
+        if cursor.kind == "uuid" and noted.top is not None and UUID(noted.top).version == _RANDOM:
+            what = f"{subject}: {mode.term.shown}"
+            raise ConfigError(f"{what}: expected a UUID that rises, found a random one (version 4)")
+        return noted.top, not cursor.unique
+    clock = noted.clock - mode.held_back
+    if mode.unit is not None:
+        return (clock - _EPOCH) // _UNITS[mode.unit], True
+    if cursor.kind == "instant":
+        return _cut(clock.astimezone(timezone.utc), cursor.resolution), True
+    if cursor.kind == "naive":
+        # The zone's own clock first, then held back: a lag of the shift outlasts the hour that comes twice.
+        local = noted.clock.astimezone(ZoneInfo(str(mode.time_zone))).replace(tzinfo=None) - mode.held_back
+        return _cut(local, cursor.resolution), True
+    if mode.time_zone is None:
+        return clock.astimezone(_LAST_ZONE).date(), True
+    zone = ZoneInfo(mode.time_zone)
+    return (clock.astimezone(zone).replace(tzinfo=None) - _shift(zone)).date(), True
+
+
+def _cut(moment: datetime, resolution: timedelta) -> datetime:
+    start = datetime(1970, 1, 1, tzinfo=moment.tzinfo)
+    return start + (moment - start) // resolution * resolution
+
+
+def _before(one: Any, other: Any) -> bool:
+    # Texts are compared by the database alone, whose order may be another: a top that fell gives an empty window there.
+    return bool(one < other) if isinstance(one, int | date) else False
+
+
+def _said(mode: Incremental, noted: Noted, *, writers: bool) -> dict[str, Any]:
+    settle: dict[str, Any] = {"settle": "writers" if writers else "lag" if mode.lag else "none", **noted.said}
+    if mode.lag is not None:
+        settle["lag_seconds"] = mode.held_back.total_seconds()
+    if not writers:
+        settle["note"] = "later commits may be missed" if mode.lag else "commits with an earlier cursor are missed"
+    said: dict[str, Any] = {"rivet/settle": settle}
+    if noted.nulls is not None and mode.nulls == "exclude":
+        said["rivet/nulls_excluded"] = noted.nulls
+    return said

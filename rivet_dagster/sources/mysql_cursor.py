@@ -1,0 +1,128 @@
+"""MySQL and MariaDB cursors: what a term is, and values as literals. Nobody can tell who is still writing there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow as pa
+
+from rivet_dagster.errors import ConfigError, SourceError
+from rivet_dagster.rows import Query
+from rivet_dagster.sources.description import what_is_read
+from rivet_dagster.sources.mysql_types import WireColumn, plan_column
+from rivet_dagster.sources.terms import no_column, no_cursor, relation_text, term_sql, top_sql
+from rivet_dagster.windows import Cursor, CursorKind, CursorTerm, Noted, Settling
+
+__all__ = ["cursor_of", "note", "quoted_name", "value_literal"]
+
+Fetch = Callable[[str], list[tuple[Any, ...]]]
+"""All rows of a small statement."""
+
+_KINDS: dict[pa.DataType, CursorKind] = {
+    **dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.int64()), "integer"),
+    **dict.fromkeys((pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()), "integer"),
+    pa.timestamp("us", tz="UTC"): "instant",
+    pa.timestamp("us"): "naive",
+    pa.date32(): "date",
+}
+_TEXTS = frozenset({"char", "text"})
+_NOT_NULL = 1
+_UNIQUE = """
+SELECT COUNT(*) FROM (
+    SELECT s.INDEX_NAME FROM information_schema.STATISTICS AS s
+    WHERE s.TABLE_SCHEMA = {schema} AND s.TABLE_NAME = {table} AND s.NON_UNIQUE = 0
+    GROUP BY s.INDEX_NAME
+    HAVING COUNT(*) = 1 AND MAX(s.SUB_PART) IS NULL AND MAX(LOWER(s.COLUMN_NAME)) = LOWER({column})
+) AS u
+"""
+
+
+def quoted_name(name: str) -> str:
+    """A name in MySQL's quotes."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def cursor_of(
+    query: Query,
+    term: CursorTerm,
+    text: str,
+    *,
+    rows: Fetch,
+    describe: Callable[[str], tuple[WireColumn, ...]],
+    named: tuple[str, str] | None,
+) -> Cursor:
+    """Describe a term.
+
+    Args:
+        query: whose rows it is over.
+        term: the term.
+        text: the query's whole statement.
+        rows: runs a small statement.
+        describe: the columns of a statement.
+        named: schema and name of the query's table, as SQL; `None` for a query that is none.
+
+    Raises:
+        ConfigError: it is no column, or of a type that no window can be over.
+    """
+    if term.column is not None:
+        known = [column.name for column in describe(text)]
+        if term.column.lower() not in [name.lower() for name in known]:
+            raise no_column(query, term.column, known)
+    (found,) = describe(f"SELECT {term_sql(term, quoted_name)} AS c FROM {relation_text(query, text)}")
+    plan = plan_column(found, None)
+    kind = _KINDS.get(plan.natural, "text" if plan.source_type in _TEXTS else None)
+    if kind is None or plan.source_type in {"year", "null"} or plan.source_type.startswith("bit"):
+        raise no_cursor(query, term, plan.source_type)
+    unique = False
+    if named is not None and term.column is not None:
+        column = _text(term.column)
+        unique = bool(rows(_UNIQUE.format(schema=named[0], table=named[1], column=column))[0][0])
+    return Cursor(
+        term=term,
+        kind=kind,
+        type_name=plan.source_type,
+        # NOW() gives whole seconds, whatever the column's own precision is.
+        resolution=timedelta(seconds=1),
+        unique=unique,
+        nullable=not (named is not None and found.flags & _NOT_NULL),
+    )
+
+
+def value_literal(value: Any) -> str:
+    """A value of a cursor as a literal; an instant in UTC, which is the session's zone."""
+    if isinstance(value, datetime):
+        moment = value.astimezone(timezone.utc).replace(tzinfo=None) if value.tzinfo else value
+        return f"TIMESTAMP'{moment.isoformat(sep=' ', timespec='microseconds')}'"
+    if isinstance(value, int):
+        return str(value)
+    # A literal, so that the column's collation decides.
+    return f"_utf8mb4 x'{value.encode().hex()}'" if isinstance(value, str) else f"DATE'{value.isoformat()}'"
+
+
+def _text(value: str) -> str:
+    return f"CONVERT(0x{value.encode().hex()} USING utf8mb4)"
+
+
+def note(query: Query, cursor: Cursor, text: str, asked: Settling, rows: Fetch) -> Noted:
+    """Note clock, greatest value and NULLs.
+
+    Raises:
+        ConfigError: `writers` is asked for.
+        SourceError: the server failed.
+    """
+    if asked.writers:
+        raise ConfigError(f'{what_is_read(query)}: MySQL cannot tell who is still writing; choose lag or settle="none"')
+    relation, term = relation_text(query, text), term_sql(cursor.term, quoted_name)
+    nulls = None
+    if asked.nulls:
+        nulls = int(rows(f"SELECT COUNT(*) FROM {relation} WHERE {term} IS NULL")[0][0])
+    top = None
+    if asked.top:
+        found = rows(top_sql(relation, term, term))
+        top = found[0][0] if found else None
+    clock = rows("SELECT UTC_TIMESTAMP(6)")[0][0]
+    if not isinstance(clock, datetime):
+        raise SourceError(f"{what_is_read(query)}: the server's clock cannot be read, found {clock!r}")
+    return Noted(clock=clock.replace(tzinfo=timezone.utc), top=top, nulls=nulls)

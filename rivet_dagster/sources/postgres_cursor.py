@@ -1,0 +1,156 @@
+"""PostgreSQL cursors: what a term is, and where a window over it may end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow as pa
+
+from rivet_dagster.errors import SourceError
+from rivet_dagster.rows import Query
+from rivet_dagster.sources.description import query_text, what_is_read
+from rivet_dagster.sources.postgres_keys import Rows, literal, relation_of, text_literal
+from rivet_dagster.sources.postgres_writers import check_promise, relation_literal, settled
+from rivet_dagster.sources.ranges import KeyColumn
+from rivet_dagster.sources.terms import no_column, no_cursor, relation_text, term_sql, top_sql
+from rivet_dagster.windows import Cursor, CursorKind, CursorTerm, Noted, Settling
+
+__all__ = ["cursor_of", "note", "value_literal"]
+
+_KINDS: dict[str, CursorKind] = {
+    "int2": "integer",
+    "int4": "integer",
+    "int8": "integer",
+    "timestamptz": "instant",
+    "timestamp": "naive",
+    "date": "date",
+    "text": "text",
+    "varchar": "text",
+    "uuid": "uuid",
+}
+_LITERALS: dict[CursorKind, str] = {
+    "integer": "int8",
+    "instant": "timestamptz",
+    "naive": "timestamp",
+    "date": "date",
+    "text": "text",
+    "uuid": "uuid",
+}
+_DECLARED = """
+SELECT format_type(a.atttypid, a.atttypmod) AS declared FROM pg_attribute a
+WHERE a.attrelid = to_regclass({relation}) AND a.attname = {column}
+"""
+
+
+def cursor_of(query: Query, term: CursorTerm, rows: Rows, describe: Callable[[str], pa.Schema]) -> Cursor:
+    """Describe a term.
+
+    Args:
+        query: whose rows it is over.
+        term: the term.
+        rows: runs a small statement.
+        describe: a statement as the driver describes it.
+
+    Raises:
+        ConfigError: it is no column, or of a type that no window can be over.
+    """
+    text = query_text(query, most=2, fold=True)
+    if query.table is None or term.column is None:
+        if term.column is not None and term.column not in (names := describe(text).names):
+            raise no_column(query, term.column, names)
+        field = describe(f"SELECT {term_sql(term)} AS c FROM {relation_text(query, text)}").field(0)
+        metadata: dict[bytes, bytes] = field.metadata or {}
+        name = metadata.get(b"POSTGRESQL:type", b"").decode() or str(field.type)
+        return Cursor(term=term, kind=_kind(query, term, name), type_name=name)
+    relation = relation_of(query, rows)
+    column = relation.columns.get(term.column)
+    if column is None:
+        raise no_column(query, term.column, relation.columns)
+    if column.obstacle is not None:
+        raise no_cursor(query, term, column.type_name)
+    unique = relation.obstacle is None and any(
+        index.columns == (term.column,) and index.obstacle is None for index in relation.indexes
+    )
+    return Cursor(
+        term=term,
+        kind=_kind(query, term, column.type_name),
+        type_name=column.type_name,
+        resolution=_resolution(query, term, rows),
+        unique=unique,
+        nullable=column.nullable or relation.obstacle is not None,
+    )
+
+
+def _kind(query: Query, term: CursorTerm, type_name: str) -> CursorKind:
+    if type_name not in _KINDS:
+        raise no_cursor(query, term, type_name)
+    return _KINDS[type_name]
+
+
+def _resolution(query: Query, term: CursorTerm, rows: Rows) -> timedelta:
+    relation = relation_literal(query)
+    found = rows(_DECLARED.format(relation=relation, column=text_literal(str(term.column))))
+    digits = re.search(r"\((\d)\)", found[0]["declared"]) if found else None
+    return timedelta(microseconds=10 ** (6 - int(digits.group(1)))) if digits else timedelta(microseconds=1)
+
+
+def value_literal(cursor: Cursor) -> Callable[[Any], str]:
+    """What writes values of a cursor as literals of its own type; instants in UTC, whatever the session's zone is."""
+    column = KeyColumn(name=cursor.term.shown, type_name=_LITERALS[cursor.kind], nullable=False)
+    return lambda value: literal(column, value)
+
+
+def note(query: Query, cursor: Cursor, asked: Settling, rows: Rows) -> Noted:
+    """Note clock, greatest value and NULLs, and wait until whoever could still write below them has ended.
+
+    Args:
+        query: the whole export.
+        cursor: its cursor.
+        asked: what is to be noted.
+        rows: runs a statement in a transaction of its own.
+
+    Raises:
+        ConfigError: the promise of `writers` cannot be kept here; names the alternative.
+        SourceError: transient, someone is still writing when the time is up; names them.
+    """
+    term, relation = term_sql(cursor.term), relation_text(query, query_text(query, most=2, fold=True))
+    replica = bool(rows("SELECT pg_is_in_recovery() AS replica")[0]["replica"])
+    if asked.writers:
+        check_promise(query, cursor, rows, replica=replica, by_clock=not asked.top)
+    nulls = None
+    if asked.nulls:
+        nulls = int(rows(f"SELECT count(*)::int8 AS n FROM {relation} WHERE {term} IS NULL")[0]["n"])
+    clock = _clock(query, rows, replica=replica)
+    top = None
+    if asked.top:
+        sent = f"{term}::text" if cursor.kind == "uuid" else term
+        found = rows(top_sql(relation, term, sent))
+        top = found[0]["top"] if found else None
+    if not asked.writers:
+        return Noted(clock=clock, top=top, nulls=nulls)
+    lowered, said = settled(rows, asked, what_is_read(query))
+    return Noted(clock=min([clock, *lowered]), top=top, nulls=nulls, said=said)
+
+
+def _clock(query: Query, rows: Rows, *, replica: bool) -> datetime:
+    if not replica:
+        found = rows("SELECT clock_timestamp() AS now")[0]["now"]
+    else:
+        # What the primary has done since is not here yet.
+        found = rows(
+            "SELECT least(clock_timestamp(), pg_last_xact_replay_timestamp()) AS now, "
+            "pg_last_xact_replay_timestamp() IS NOT NULL AS known"
+        )[0]
+        if not found["known"]:
+            raise SourceError(
+                f"{what_is_read(query)}: this replica has replayed no transaction since it started, so how far it is "
+                "is not known; run again later, or read from the primary",
+                transient=True,
+            )
+        found = found["now"]
+    if not isinstance(found, datetime):
+        raise SourceError(f"{what_is_read(query)}: the server's clock cannot be read, found {found!r}")
+    return found.astimezone(timezone.utc)

@@ -1,0 +1,169 @@
+"""Which PostgreSQL transactions may still commit rows behind a cursor, and waiting for them.
+
+A transaction takes its start time and its ids before it commits, so that rows may appear below values that were read
+already. Whoever had a transaction open when the end of a window was noted must have ended before the rows are read:
+`pg_locks` shows each one's virtual transaction id to every role. Sessions of this package write nothing; they are known
+by an advisory lock, and not by a name that others may have.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from rivet_dagster.errors import ConfigError, SourceError
+from rivet_dagster.rows import Query
+from rivet_dagster.sources.description import query_text, what_is_read
+from rivet_dagster.sources.postgres_keys import Rows, text_literal
+from rivet_dagster.sources.postgres_session import OURS
+from rivet_dagster.windows import Cursor, Settling
+
+__all__ = ["check_promise", "relation_literal", "settled"]
+
+# A backend reads its clock a moment before its transaction can be seen.
+_GRACE_S = 0.05
+_POLL_S = 0.1
+_NAMED = 5
+
+# Identity and serial columns; of partitions, too, which may have their own.
+_SEQUENCES = """
+WITH here AS (
+    SELECT d.classid, d.objid
+    FROM pg_depend d JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+    WHERE d.refclassid = 'pg_class'::regclass AND a.attname = {column} AND d.refobjid IN (
+        SELECT to_regclass({relation})::oid UNION SELECT relid::oid FROM pg_partition_tree(to_regclass({relation})))
+)
+SELECT s.seqcache::int8 AS cache, s.seqincrement > 0 AND NOT s.seqcycle AS rises, s.seqrelid::regclass::text AS name
+FROM pg_sequence s WHERE s.seqrelid IN (
+    SELECT objid FROM here WHERE classid = 'pg_class'::regclass
+    UNION SELECT e.refobjid FROM here JOIN pg_depend e USING (classid, objid)
+    WHERE classid = 'pg_attrdef'::regclass AND e.refclassid = 'pg_class'::regclass)
+"""
+_SUBSCRIBED = "SELECT count(*)::int8 AS n FROM pg_subscription_rel{only}"
+_OPEN = f"""
+SELECT l.virtualtransaction AS id, l.pid::int8 AS pid, a.xact_start AS since, a.usename::text AS role,
+       a.application_name AS application
+FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'virtualxid' AND l.granted AND l.mode = 'ExclusiveLock' AND l.pid <> pg_backend_pid()
+  AND (a.pid IS NULL OR a.usesysid IS NOT NULL AND a.datname = current_database())
+  AND l.pid NOT IN (SELECT w.pid FROM pg_stat_replication w WHERE w.pid IS NOT NULL)
+  AND l.virtualtransaction NOT IN (
+      SELECT o.virtualtransaction FROM pg_locks o
+      WHERE o.locktype = 'advisory' AND o.granted AND o.classid = {OURS[0]} AND o.objid = {OURS[1]} AND o.objsubid = 2)
+"""
+_PREPARED = """
+SELECT 'prepared ' || transaction::text AS id, gid AS name, owner::text AS role FROM pg_prepared_xacts
+WHERE database = current_database()
+"""
+
+
+def relation_literal(query: Query) -> str:
+    """The name of a query's table as a text literal."""
+    return text_literal(query_text(query, most=2, fold=True).removeprefix("SELECT * FROM "))
+
+
+def check_promise(query: Query, cursor: Cursor, rows: Rows, *, replica: bool, by_clock: bool) -> None:
+    """Refuse to promise what cannot be kept.
+
+    Raises:
+        ConfigError: says why, and what to choose instead.
+    """
+    instead = 'choose lag="5 minutes" (later commits may be missed)' if by_clock else 'choose settle="none"'
+    what = what_is_read(query)
+    if replica:
+        raise ConfigError(
+            f'{what}: settle="writers" needs the primary: a replica does not know who is writing there; read from the '
+            f"primary, or {instead}"
+        )
+    only = f" WHERE srrelid = to_regclass({relation_literal(query)})" if query.table is not None else ""
+    if rows(_SUBSCRIBED.format(only=only))[0]["n"]:
+        raise ConfigError(
+            f'{what}: settle="writers" needs one primary, and rows come here by logical replication, with values that '
+            f"another server gave them; read from there, or {instead}"
+        )
+    if by_clock or query.table is None or cursor.term.column is None:
+        return
+    column = text_literal(cursor.term.column)
+    for found in rows(_SEQUENCES.format(relation=relation_literal(query), column=column)):
+        if found["cache"] > 1 or not found["rises"]:
+            why = f"hands out {found['cache']} values at a time" if found["cache"] > 1 else "does not only rise"
+            raise ConfigError(
+                f'{what}: settle="writers" needs ids that are drawn in order, and the sequence {found["name"]} {why}; '
+                f"ALTER SEQUENCE … CACHE 1 NO CYCLE, take a timestamp as cursor, or {instead}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Writers:
+    """Who has a transaction open, other than to read."""
+
+    rows: Rows
+
+    def running(self) -> dict[str, dict[str, Any]]:
+        return {row["id"]: row for row in self.rows(_OPEN)}
+
+    def prepared(self) -> dict[str, dict[str, Any]]:
+        return {row["id"]: row for row in self.rows(_PREPARED)}
+
+
+def settled(rows: Rows, asked: Settling, what: str) -> tuple[list[datetime], dict[str, Any]]:
+    """Wait for who has a transaction open now.
+
+    Args:
+        rows: runs a statement in a transaction of its own.
+        asked: for how long, and whether an earlier clock will do instead.
+        what: is read, for messages.
+
+    Returns:
+        Since when those are open whose end is not waited for, and metadata.
+
+    Raises:
+        SourceError: transient, someone is still writing when the time is up; names them.
+    """
+    began = time.monotonic()
+    writers = _Writers(rows)
+    time.sleep(_GRACE_S)
+    # In this order: a transaction that is prepared between the two is seen by one of them.
+    running, prepared = writers.running(), writers.prepared()
+    lowered = [] if asked.top else [w["since"] for w in running.values() if w["since"] is not None]
+    waited_for = {
+        **{i: w for i, w in running.items() if asked.top or w["since"] is None},
+        **prepared,
+    }
+    said: dict[str, Any] = {"open": len(running) + len(prepared)}
+    if lowered:
+        said["held_back_to"] = min(lowered).astimezone(timezone.utc).isoformat()
+    known = set(prepared)
+    while waited_for:
+        now, waiting = writers.running(), writers.prepared()
+        # What is no longer running may have been prepared meanwhile.
+        if any(i not in now and i not in known for i in waited_for):
+            waited_for |= {i: w for i, w in waiting.items() if i not in known}
+        known |= set(waiting)
+        waited_for = {i: w for i, w in waited_for.items() if i in now or i in waiting}
+        if waited_for:
+            if time.monotonic() - began >= asked.timeout.total_seconds():
+                raise _still_open(waited_for, asked, what)
+            time.sleep(_POLL_S)
+    said["waited_seconds"] = round(time.monotonic() - began, 3)
+    return lowered, said
+
+
+def _still_open(writers: dict[str, dict[str, Any]], asked: Settling, what: str) -> SourceError:
+    shown = ", ".join(map(_named, list(writers.values())[:_NAMED]))
+    more = f" and {len(writers) - _NAMED} more" if len(writers) > _NAMED else ""
+    return SourceError(
+        f"{what}: expected every transaction that was open to end within {asked.timeout}, found still open: "
+        f"{shown}{more}; end it, raise settle_timeout, or choose another settle; nothing was exported, run again",
+        transient=True,
+    )
+
+
+def _named(writer: dict[str, Any]) -> str:
+    if "pid" not in writer:
+        return f"the prepared transaction {writer['name']!r} of {writer['role']}"
+    since = f" since {writer['since']:%Y-%m-%d %H:%M:%S%z}" if writer["since"] else ""
+    application = f" ({writer['application']})" if writer["application"] else ""
+    return f"process {writer['pid']} of {writer['role']}{application}{since}"

@@ -1,0 +1,73 @@
+"""What all sources share about cursors: the SQL of a term and of a window, and what no window can be over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rivet_dagster.errors import ConfigError
+from rivet_dagster.rows import Query
+from rivet_dagster.sources.description import quoted, what_is_read
+from rivet_dagster.windows import CursorTerm, Window
+
+__all__ = ["condition", "no_column", "no_cursor", "relation_text", "term_sql", "top_sql", "windowed"]
+
+
+def term_sql(term: CursorTerm, quote: Callable[[str], str] = quoted) -> str:
+    """A term over the rows of `relation_text`."""
+    if term.expression is None:
+        return f"r.{quote(str(term.column))}"
+    # On lines of its own, so that a comment at its end swallows nothing.
+    return f"(\n{term.expression}\n)"
+
+
+def relation_text(query: Query, text: str) -> str:
+    """What stands behind FROM to name the rows of a query's whole statement as `r`."""
+    if query.table is not None:
+        return f"{text.removeprefix('SELECT * FROM ')} AS r"
+    return f"(\n{text}\n) AS r"
+
+
+def windowed(query: Query, text: str, term: str, literal: Callable[[Any], str]) -> str:
+    """The query's statement, restricted to its window, where it has one."""
+    if query.window is None:
+        return text
+    return f"SELECT * FROM {relation_text(query, text)} WHERE {condition(query.window, term, literal)}"
+
+
+def condition(window: Window, term: str, literal: Callable[[Any], str]) -> str:
+    """SQL that is true for the rows of a window.
+
+    Args:
+        window: the window.
+        term: SQL of its cursor.
+        literal: writes a value in the database's own type.
+    """
+    bounds = []
+    if window.high is None:
+        bounds.append("1 = 0")
+    else:
+        if window.low is not None:
+            bounds.append(f"{term} {'>' if window.low_open else '>='} {literal(window.low)}")
+        bounds.append(f"{term} {'<' if window.high_open else '<='} {literal(window.high)}")
+    within = " AND ".join(bounds)
+    return f"({within}) OR {term} IS NULL" if window.nulls else within
+
+
+def top_sql(relation: str, term: str, sent: str) -> str:
+    """A statement that gives the greatest value of a term as `top`; no row where there is none. It follows an index."""
+    return f"SELECT {sent} AS top FROM {relation} WHERE {term} IS NOT NULL ORDER BY {term} DESC LIMIT 1"
+
+
+def no_column(query: Query, column: str, known: Iterable[str]) -> ConfigError:
+    """The refusal of a column that is not there."""
+    names = ", ".join(map(repr, known))
+    return ConfigError(f"{what_is_read(query)}: no column {column!r} for the cursor; the columns are {names}")
+
+
+def no_cursor(query: Query, term: CursorTerm, type_name: str, why: str = "") -> ConfigError:
+    """The refusal of a type that no window can be over."""
+    return ConfigError(
+        f"{what_is_read(query)}: {term.shown} is {type_name}{f': {why}' if why else ''}: a cursor is a timestamp, a "
+        "date, a whole number, or a text or UUID that only rises; choose another column, or give cursor_expression"
+    )

@@ -1,0 +1,115 @@
+"""Windows over a cursor: which rows a run of an incremental export reads, and what fixes them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+__all__ = ["Cursor", "CursorKind", "CursorTerm", "Noted", "Settling", "Window"]
+
+CursorKind = Literal["instant", "naive", "date", "integer", "text", "uuid"]
+"""What values of a cursor are: aware and naive datetimes, dates, whole numbers, texts, and UUIDs as text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CursorTerm:
+    """What a window is over: exactly one of a column of the query and an SQL expression over its columns.
+
+    Attributes:
+        column: its name, as the database has it.
+        expression: SQL.
+        is_time: the author says that its values are times; for a database whose types do not.
+    """
+
+    column: str | None = None
+    expression: str | None = None
+    is_time: bool = False
+
+    @property
+    def shown(self) -> str:
+        """For people."""
+        return f"column {self.column!r}" if self.expression is None else "the cursor expression"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """A term as the database describes it.
+
+    Attributes:
+        term: what is described.
+        kind: what its values are.
+        type_name: the database's name of its type, without precision.
+        resolution: how far two different values of a time are apart, at least.
+        unique: whether a unique index over it alone makes each value the only one; NULL aside.
+        nullable: whether it may be NULL.
+        form: how the source writes values; for the source alone.
+    """
+
+    term: CursorTerm
+    kind: CursorKind
+    type_name: str
+    resolution: timedelta = timedelta(microseconds=1)
+    unique: bool = False
+    nullable: bool = True
+    form: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The rows between two values of a cursor, compared by the database; `None` for `high` is no such row.
+
+    Values are of the cursor's kind and travel typed, so no session's time zone can shift them.
+
+    Attributes:
+        cursor: what is compared.
+        low: `None` is no bound.
+        low_open: the rows with `low` itself are left out.
+        high: where it ends.
+        high_open: likewise.
+        nulls: the rows whose cursor is NULL are in it, too.
+    """
+
+    cursor: Cursor
+    low: Any | None = None
+    low_open: bool = False
+    high: Any | None
+    high_open: bool
+    nulls: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settling:
+    """What is asked of a source before a window is fixed.
+
+    Attributes:
+        top: the greatest value is asked for, too.
+        writers: who was writing when the clock or the greatest value was noted must have ended before rows are read.
+        timeout: how long to wait for that.
+        nulls: the number of rows whose cursor is NULL is asked for, too.
+        low: where the window will begin.
+    """
+
+    top: bool
+    writers: bool
+    timeout: timedelta
+    nulls: bool
+    low: Any | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """What a source noted.
+
+    Attributes:
+        clock: of the source, with a time zone; earlier, where transactions of then were still open.
+        top: the greatest value; `None` where there is none, or none was asked for.
+        nulls: how many rows have a NULL cursor, where that was asked for.
+        said: how it came about, for metadata.
+    """
+
+    clock: datetime
+    top: Any | None = None
+    nulls: int | None = None
+    said: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,318 @@
+"""Transactions that commit late on PostgreSQL: `settle="writers"` leaves none of their rows behind, whoever looks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from rivet_dagster.errors import ConfigError, SourceError
+from rivet_dagster.exports.modes import Incremental
+from rivet_dagster.rows import Query
+from rivet_dagster.sources import postgres_writers
+from rivet_dagster.sources.connect import connect
+from tests.servers import PostgresServer
+from tests.servers.databases import _server_binaries
+from tests.servers.process import running, scratch
+from tests.sources.databases import Postgres
+from tests.sources.incremental import Incrementally
+
+BY_CLOCK = Incremental(cursor_column="at", settle_timeout="20s")
+BY_ID = Incremental(cursor_column="id", settle_timeout="20s")
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once a run has noted who has a transaction open."""
+    happened, look = threading.Event(), postgres_writers._Writers.prepared
+
+    def looked(writers: Any) -> Any:
+        found = look(writers)
+        happened.set()
+        return found
+
+    monkeypatch.setattr(postgres_writers._Writers, "prepared", looked)
+    return happened
+
+
+@pytest.fixture
+def events(pg: Postgres, tmp_path: Path) -> Incrementally:
+    """A table whose rows are stamped by the server, and one row of it."""
+    pg.execute(
+        "DROP TABLE IF EXISTS events",
+        "CREATE TABLE events (id bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT now(), note text)",
+        "INSERT INTO events (note) VALUES ('first')",
+    )
+    return Incrementally(pg.url, tmp_path / "lake", BY_CLOCK)
+
+
+class Transaction:
+    """One that another client has begun."""
+
+    def __init__(self, url: str, *statements: str) -> None:
+        from adbc_driver_postgresql import dbapi
+
+        self._connection = dbapi.connect(url)
+        for statement in statements:
+            self.execute(statement)
+
+    def execute(self, statement: str) -> list[Any]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    @property
+    def process(self) -> int:
+        return int(self.execute("SELECT pg_backend_pid() AS p")[0][0])
+
+    def commit(self) -> None:
+        self._connection.commit()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@contextmanager
+def begun(url: str, *statements: str) -> Iterator[Transaction]:
+    with closing(Transaction(url, *statements)) as found:
+        yield found
+
+
+LATE = "INSERT INTO events (note) VALUES ('late')"
+
+
+@pytest.mark.parametrize("mode", [BY_CLOCK, BY_ID], ids=["clock", "id"])
+def test_a_row_that_is_committed_late_is_lost_with_none(pg: Postgres, events: Incrementally, mode: Incremental) -> None:
+    """What the tests below are about: it does happen."""
+    events.mode = mode.model_copy(update={"settle": "none"})
+    with begun(pg.url, LATE) as late:
+        pg.execute("INSERT INTO events (note) VALUES ('early')")
+        events.run()
+        late.commit()
+    events.run()
+    assert events.rows("note") == ["early", "first"]
+
+
+def test_a_clock_is_held_back_to_the_oldest_transaction_that_is_open(pg: Postgres, events: Incrementally) -> None:
+    with begun(pg.url, LATE) as late:
+        pg.execute("INSERT INTO events (note) VALUES ('early')")
+        receipt = events.run()
+        assert events.rows("note") == ["first"]
+        (since,) = pg.row("SELECT min(xact_start)::text FROM pg_stat_activity WHERE query LIKE 'INSERT INTO events%'")
+        assert datetime.fromisoformat(since) == datetime.fromisoformat(receipt.window["high"].replace("Z", "+00:00"))
+        assert receipt.counters["rivet/settle"]["open"] == 1
+        late.commit()
+    events.run()
+    assert events.rows("note") == ["early", "first", "late"]
+
+
+def test_ids_wait_for_who_may_still_commit_a_lower_one(
+    pg: Postgres, events: Incrementally, noted: threading.Event
+) -> None:
+    events.mode = BY_ID
+    with begun(pg.url, LATE) as late, ThreadPoolExecutor(1) as pool:
+        pg.execute("INSERT INTO events (note) VALUES ('early')")
+        run = pool.submit(events.run)
+        assert noted.wait(60)
+        # Whoever begins after the end was noted is not waited for, and what it writes is left to the next run.
+        with begun(pg.url, "INSERT INTO events (note) VALUES ('later')") as later:
+            assert not run.done()
+            late.commit()
+            run.result(timeout=60)
+            later.commit()
+    assert events.rows("note") == ["early", "first", "late"]
+    events.run()
+    assert events.rows("note") == ["early", "first", "late", "later"]
+
+
+def wait_for(pg: Postgres, sql: str, count: int) -> None:
+    for _ in range(1200):
+        if pg.row(sql)[0] >= count:
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError(sql)
+
+
+@pytest.mark.parametrize("mode", [BY_CLOCK, BY_ID], ids=["clock", "id"])
+def test_when_the_time_is_up_the_blocker_is_named_and_nothing_moves(
+    pg: Postgres, events: Incrementally, mode: Incremental
+) -> None:
+    events.mode = mode.model_copy(update={"settle_timeout": "300ms"})
+    events.url = limited(pg)
+    with begun(pg.url, "SET application_name = 'checkout'", LATE) as late:
+        with pytest.raises(
+            SourceError, match=rf"process {late.process} of postgres \(checkout\).*settle_timeout"
+        ) as told:
+            events.run()
+        assert told.value.transient
+        assert not (events.lake / "events" / "manifest.json").exists()
+    events.run()
+    assert events.rows("note") == ["first"]
+
+
+def limited(pg: Postgres) -> str:
+    """The database as a role sees it that may read the table and nothing else."""
+    pg.execute(
+        "DO $$ BEGIN CREATE ROLE reader LOGIN PASSWORD 'reader'; EXCEPTION WHEN duplicate_object THEN NULL; END $$",
+        "GRANT SELECT ON events TO reader",
+    )
+    server = replace(pg.server, user="reader", password="reader")
+    return server.url
+
+
+def test_a_role_that_sees_no_start_times_waits(pg: Postgres, events: Incrementally, noted: threading.Event) -> None:
+    events.url = limited(pg)
+    with begun(pg.url, LATE) as late, ThreadPoolExecutor(1) as pool:
+        run = pool.submit(events.run)
+        assert noted.wait(60)
+        late.commit()
+        receipt = run.result(timeout=60)
+    assert events.rows("note") == ["first", "late"]
+    assert "held_back_to" not in receipt.counters["rivet/settle"]
+
+
+def test_a_prepared_transaction_is_waited_for_also_one_that_becomes_it_meanwhile(
+    pg: Postgres, events: Incrementally, noted: threading.Event
+) -> None:
+    if int(pg.row("SELECT current_setting('max_prepared_transactions')")[0]) == 0:
+        pytest.skip("this server prepares no transactions")
+    events.mode = BY_CLOCK.model_copy(update={"settle_timeout": "300ms"})
+    with begun(pg.url, LATE) as late:
+        late.execute("PREPARE TRANSACTION 'two phases'")
+    with pytest.raises(SourceError, match=r"prepared transaction 'two phases' of postgres"):
+        events.run()
+    pg.execute("COMMIT PREPARED 'two phases'")
+    noted.clear()
+    events.mode = BY_ID
+    with begun(pg.url, "INSERT INTO events (note) VALUES ('later')") as late, ThreadPoolExecutor(1) as pool:
+        pg.execute("INSERT INTO events (note) VALUES ('early')")
+        run = pool.submit(events.run)
+        assert noted.wait(60)
+        late.execute("PREPARE TRANSACTION 'two phases'")
+        threading.Event().wait(0.5)
+        assert not run.done()
+        pg.execute("COMMIT PREPARED 'two phases'")
+        run.result(timeout=60)
+    assert events.rows("note") == ["early", "first", "late", "later"]
+
+
+def test_who_only_reads_for_an_export_is_not_waited_for_and_who_bears_its_name_is(
+    pg: Postgres, events: Incrementally
+) -> None:
+    events.mode = BY_ID.model_copy(update={"settle_timeout": "300ms"})
+    other = connect(pg.url)
+    with closing(other.open(Query(table="events", casts={}))), other.snapshot("snapshot"):  # type: ignore[attr-defined]
+        events.run()
+    with (
+        begun(pg.url, "SET application_name = 'rivet_dagster'", LATE),
+        pytest.raises(SourceError, match=r"\(rivet_dagster\)"),
+    ):
+        events.run()
+
+
+def test_who_writes_to_another_database_is_not_waited_for(pg: Postgres, events: Incrementally) -> None:
+    events.mode = BY_ID.model_copy(update={"settle_timeout": "300ms"})
+    elsewhere = pg.server.new_database()
+    elsewhere.execute("CREATE TABLE other (id integer)")
+    with begun(elsewhere.url, "INSERT INTO other VALUES (1)"):
+        events.run()
+    assert events.rows("note") == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("ALTER SEQUENCE events_id_seq CACHE 10", "events_id_seq hands out 10 values"),
+        ("ALTER SEQUENCE events_id_seq CYCLE", "events_id_seq does not only rise"),
+        ("ALTER SEQUENCE events_id_seq OWNED BY NONE CACHE 10", "hands out 10"),
+        (
+            "ALTER TABLE events ALTER id DROP DEFAULT, ALTER id ADD GENERATED ALWAYS AS IDENTITY (CACHE 20)",
+            "hands out 20",
+        ),
+    ],
+)
+def test_ids_that_are_not_drawn_in_order_are_refused(
+    pg: Postgres, events: Incrementally, change: str, expected: str
+) -> None:
+    events.mode = BY_ID
+    pg.execute(change)
+    with pytest.raises(ConfigError, match=rf'{expected}.*settle="none"'):
+        events.run()
+    # A clock asks no sequence.
+    events.run(BY_CLOCK)
+    pg.execute("DROP SEQUENCE IF EXISTS events_id_seq CASCADE")
+
+
+def test_rows_that_come_by_logical_replication_are_refused(pg: Postgres, events: Incrementally) -> None:
+    """Their stamps are another server's."""
+    pg.execute("CREATE SUBSCRIPTION of_events CONNECTION 'dbname=nowhere' PUBLICATION p WITH (connect = false)")
+    with pg.server.client() as connection, connection.cursor() as cursor:
+        cursor.execute("SET allow_system_table_mods = on")
+        cursor.execute(
+            "INSERT INTO pg_subscription_rel SELECT oid, 'events'::regclass, 'r', NULL FROM pg_subscription "
+            "WHERE subname = 'of_events'"
+        )
+    try:
+        with pytest.raises(ConfigError, match=r'logical replication.*lag="5 minutes"'):
+            events.run()
+    finally:
+        pg.execute("ALTER SUBSCRIPTION of_events SET (slot_name = NONE)", "DROP SUBSCRIPTION of_events")
+
+
+@contextmanager
+def replica(primary: PostgresServer) -> Iterator[PostgresServer]:
+    """A hot standby of a server over TCP."""
+    binaries = _server_binaries()
+    assert binaries is not None
+    user = "postgres" if os.geteuid() == 0 else None
+    with scratch(user=user) as directory:
+        data, home = directory / "replica", {"PGPASSWORD": primary.password, "PATH": os.environ["PATH"]}
+        copy = [str(binaries / "pg_basebackup"), "-h", primary.host, "-p", str(primary.port), "-U", primary.user]
+        subprocess.run(
+            [*copy, "-D", str(data), "-R", "-X", "stream", "-c", "fast", "--no-sync"],
+            check=True,
+            cwd=directory,
+            env=home,
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+        )
+        settings = ["fsync=off", "max_prepared_transactions=10", "max_connections=100"]
+        switches = [word for setting in settings for word in ("-c", setting)]
+        server = [str(binaries / "postgres"), "-D", str(data), "-k", str(directory), "-h", "127.0.0.1", *switches]
+
+        def ready(port: int) -> bool:
+            probe = [str(binaries / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
+            return subprocess.run(probe, check=False, stdin=subprocess.DEVNULL).returncode == 0
+
+        with running(lambda port: [*server, "-p", str(port)], directory=directory, ready=ready, user=user) as port:
+            yield replace(primary, port=port)
+
+
+def test_a_replica_cannot_know_its_writers_and_never_passes_what_it_has_replayed(
+    pg: Postgres, events: Incrementally
+) -> None:
+    if _server_binaries() is None:
+        pytest.skip("pg_basebackup is not installed")
+    with replica(pg.server) as standby:
+        events.url = standby.url
+        with pytest.raises(ConfigError, match=r'needs the primary.*lag="5 minutes"'):
+            events.run()
+        pg.execute("INSERT INTO events (note) VALUES ('second')")
+        copied = Postgres(standby)
+        wait_for(copied, "SELECT count(*) FROM events", 2)
+        receipt = events.run(Incremental(cursor_column="at", settle="none"))
+        (replayed,) = copied.row("SELECT pg_last_xact_replay_timestamp()::text")
+        assert datetime.fromisoformat(receipt.window["high"].replace("Z", "+00:00")) <= datetime.fromisoformat(replayed)
+        assert events.rows("note") in (["first"], ["first", "second"])
+        assert quote(standby.password) not in str(receipt)
