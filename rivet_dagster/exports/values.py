@@ -153,6 +153,7 @@ def _widens(found: pa.DataType, wanted: pa.DataType) -> bool:
     families = (
         (pt.is_integer, pt.is_integer),
         (pt.is_integer, pt.is_decimal),
+        (pt.is_integer, pt.is_float64),
         (pt.is_decimal, pt.is_decimal),
         (pt.is_float32, pt.is_float64),
         (_is_text, _is_text),

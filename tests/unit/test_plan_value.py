@@ -458,8 +458,15 @@ class TestBatches:
         batches = Batches((make({"v": column(p)}) for p in pieces), schema=pa.schema([("v", kind)]))
         assert exported(batches)["v"].to_pylist() == found
 
+    def test_whole_numbers_are_floats_where_floats_came_first(self) -> None:
+        """pandas reads a column as floats where a piece has NULL, and as integers where it has none."""
+        pieces = [pd.DataFrame({"v": [1.5, None]}), pd.DataFrame({"v": [2, 2**53]}), pd.DataFrame({"v": [3.5]})]
+        for batches in (Batches(pieces), Batches(pieces[1:], schema=pa.schema([("v", pa.float64())]))):
+            assert exported(batches)["v"].to_pylist()[-3:] == [2.0, 2.0**53, 3.5]
+
     def test_a_value_beyond_the_stated_type_is_refused(self) -> None:
         for kind, value in (
+            (pa.float64(), 2**53 + 1),
             (pa.int8(), 300),
             (pa.decimal128(3, 1), Decimal("99.25")),
             (pa.timestamp("us"), pd.Timestamp("2024-01-01 00:00:00.000000001")),
