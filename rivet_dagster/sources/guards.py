@@ -157,4 +157,6 @@ def _bounds(kind: pa.DataType) -> tuple[int, int]:
 
 def _no_moment(column: str, kind: pa.DataType) -> SourceError:
     found = "the time 24:00:00" if pa.types.is_time(kind) else "infinity, or a year outside 1 to 9999,"
+    if pa.types.is_nested(kind):
+        found = "infinity, a year outside 1 to 9999, or the time 24:00:00 in it"
     return refused(column, f"{found} cannot be exported as {kind}")
