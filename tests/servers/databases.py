@@ -128,6 +128,7 @@ def mariadb(*, certificate: Path | None = None) -> Iterator[MariaDBServer]:
             [install, "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal"],
             check=True,
             cwd=directory,
+            env={**os.environ, "TMPDIR": str(directory)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             user=user,
@@ -137,6 +138,8 @@ def mariadb(*, certificate: Path | None = None) -> Iterator[MariaDBServer]:
         first.write_text(f"ALTER USER root@localhost IDENTIFIED BY '{password}';\n")
         first.chmod(0o644)
         places = [f"--datadir={data}", f"--socket={directory / 'socket'}", f"--pid-file={directory / 'pid'}"]
+        # A server that starts removes all temporary tables from its directory for them, those of other servers too.
+        places.append(f"--tmpdir={directory}")
         settings = [f"--init-file={first}", "--bind-address=127.0.0.1", "--innodb-flush-log-at-trx-commit=0"]
         if certificate is not None:
             own = shutil.copy(certificate, directory / "certificate.pem")
