@@ -124,7 +124,8 @@ def test_the_run_after_a_killed_one_reads_the_other_ranges(two_places, url, para
 def test_the_dataset_is_that_of_an_undisturbed_run(place, url):
     store = place.fresh()
     die(store, url, parts=3)
-    resumed = export_table(store, url, over=["dead"])
+    resumed = export_table(store, url, run_id="dead")
+    assert "earlier attempt of this step" in resumed.notes[0]
     whole = export_table(place.fresh(), url)
     assert manifest_of(resumed).data_version == manifest_of(whole).data_version
     assert [p.key_range for p in resumed.parts] == [p.key_range for p in whole.parts]
