@@ -72,6 +72,16 @@ def test_exactly_the_rows_that_have_one_are_null_and_counted(shape: str, data: s
         assert refusing.temporal("x", array) is array
 
 
+def test_each_field_of_a_struct_is_looked_at_in_each_row() -> None:
+    kind = pa.struct([("a", pa.date32()), ("b", pa.string()), ("c", pa.date32())])
+    rows = [(0, 0), (2**31 - 1, 0), (0, -(2**31)), (None, 0)]
+    numbers = [{"a": a, "b": "x", "c": c} for a, c in rows]
+    array = pa.array(numbers, pa.struct([("a", pa.int32()), ("b", pa.string()), ("c", pa.int32())])).cast(kind)
+    misfits = Misfits({"x"})
+    assert [row is None for row in misfits.temporal("x", array).to_pylist()] == [False, True, True, False]
+    assert misfits.counts == {"x": 2}
+
+
 @settings(max_examples=60)
 @given(texts=st.lists(st.none() | st.sampled_from(["1", "-7", "x", "", "2.5", "9223372036854775808"]), max_size=20))
 def test_what_a_conversion_refuses_is_null_and_the_rest_as_it_would_be(texts: list[str | None]) -> None:
