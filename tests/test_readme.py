@@ -25,6 +25,7 @@ import rivet_dagster as rd
 from rivet_dagster import errors
 from rivet_dagster.contract import DestinationCapabilities
 from rivet_dagster.exports.plan import Level
+from rivet_dagster.sources.casts import cast_type
 from tests.sources.type_tables import BEGIN, END, tables
 
 ROOT = Path(__file__).parents[1]
@@ -296,6 +297,14 @@ def test_the_tables_of_types_are_those_that_are_tried_on_the_databases() -> None
     said, end, _ = rest.partition(END)
     assert end
     assert said.strip() == tables().strip()
+
+
+def test_the_types_of_a_cast_are_those_that_are_known() -> None:
+    (listed,) = re.findall(r"exactly or not at all: then to (.*?) \(SQLite", README, re.DOTALL)
+    with pytest.raises(rd.ConfigError) as raised:
+        cast_type("x", "no such type")
+    known = str(raised.value).partition("expected ")[2].replace(" or ", ", ")
+    assert ", ".join(_names(listed)) == known
 
 
 def test_the_example_of_policies_is_one(snippet: Any) -> None:
