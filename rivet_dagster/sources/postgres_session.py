@@ -5,31 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urlencode
 
 import pyarrow as pa
 
 from rivet_dagster.errors import SourceError
+from rivet_dagster.sources.postgres_database import PostgresDatabase
 from rivet_dagster.sources.session_settings import SessionSettings
 from rivet_dagster.sources.sqlstate import hint_for, is_transient, sqlstate_of_refusal
-from rivet_dagster.sources.url import DatabaseUrl
 
 if TYPE_CHECKING:
     from adbc_driver_manager import AdbcConnection, AdbcStatement
 
-__all__ = ["OURS", "PostgresSession", "database_name"]
+__all__ = ["OURS", "PostgresSession"]
 
 # An advisory lock, shared by every session of this package while its transaction lasts: who holds it writes nothing.
 OURS = (0x72697665, 0x72656164)
 
-_DEFAULTS = {
-    "application_name": "rivet_dagster",
-    "connect_timeout": "15",
-    # A dead network is noticed within two minutes instead of two hours.
-    "keepalives_idle": "60",
-    "keepalives_interval": "15",
-    "keepalives_count": "4",
-}
 # What PostgreSQL's own text forms depend on. Within the transaction alone: a pooler hands the connection on.
 _SETTINGS = {
     "DateStyle": "ISO, YMD",
@@ -51,44 +42,34 @@ class PostgresSession:
 
     def __init__(
         self,
-        url: DatabaseUrl,
+        database: PostgresDatabase,
         *,
         what: str,
-        settings: SessionSettings | None = None,
         local: Mapping[str, str] | None = None,
         snapshot: str | None = None,
     ) -> None:
         """Connect and begin.
 
         Args:
-            url: where to.
+            database: where to, and how gently.
             what: what is read, for messages.
-            settings: how gentle it is.
             local: more settings for each transaction.
             snapshot: an exported snapshot to read, instead of one of its own.
 
         Raises:
             SourceError: transient where the server could not be reached or had no room.
         """
-        # Drivers load where they are needed: importing the package stays cheap.
         import adbc_driver_manager
-        import adbc_driver_postgresql
 
-        self._url = url
+        self._of = database
         self._what = what
         self._driver = adbc_driver_manager
         self._statement: AdbcStatement | None = None
         self._reader: Any = None
         self._connection: AdbcConnection | None = None
-        settings = settings or SessionSettings()
-        self._local = {**_SETTINGS, **_timeouts(settings), **(local or {})}
+        self._local = {**_SETTINGS, **_timeouts(database.settings), **(local or {})}
         with self._translated():
-            self._database = adbc_driver_postgresql.connect(_connection_uri(url, settings.application_name))
-            try:
-                self._connection = adbc_driver_manager.AdbcConnection(self._database)
-            except BaseException:
-                self._database.close()
-                raise
+            self._connection = database.connect()
         try:
             self.begin(snapshot)
         except BaseException:
@@ -174,7 +155,6 @@ class PostgresSession:
         self._end_statement()
         if self._connection is not None:
             self._connection.close()
-            self._database.close()
             self._connection = None
 
     def _end_statement(self) -> None:
@@ -209,27 +189,14 @@ class PostgresSession:
         # ADBC repeats the whole statement behind the server's message.
         message = primary or str(error).partition("\n\nQuery was:")[0]
         state = getattr(error, "sqlstate", None) or sqlstate_of_refusal(message)
-        text = " ".join(self._url.redact(message).split())
-        parts = [f"postgresql database {database_name(self._url)!r}, {self._what}: {text}"]
+        text = " ".join(self._of.url.redact(message).split())
+        parts = [f"postgresql database {self._of.name!r}, {self._what}: {text}"]
         parts += [f"(SQLSTATE {state})"] if state else []
         hint = hint_for(state)
         return SourceError(" ".join(parts) + (f"; {hint}" if hint else ""), transient=is_transient(state))
-
-
-def database_name(url: DatabaseUrl) -> str:
-    """The database that a URL names; empty where the server's default is left to decide."""
-    return url.parameters.get("dbname") or unquote(url.rest.partition("?")[0].partition("/")[2])
 
 
 def _timeouts(settings: SessionSettings) -> dict[str, str]:
     """What is set in each transaction, and ends with it."""
     given = {"statement_timeout": settings.statement_timeout, "lock_timeout": settings.lock_timeout}
     return {name: str(round(seconds * 1000)) for name, seconds in given.items() if seconds is not None}
-
-
-def _connection_uri(url: DatabaseUrl, application_name: str | None) -> str:
-    # Arrow strings are UTF-8, whatever the database's or the environment's encoding is.
-    wanted = {**_DEFAULTS, **url.parameters, "client_encoding": "UTF8"}
-    if application_name is not None:
-        wanted["application_name"] = application_name
-    return f"postgresql://{url.rest.partition('?')[0]}?{urlencode(wanted, quote_via=quote, safe='')}"

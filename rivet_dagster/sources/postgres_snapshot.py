@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rivet_dagster.errors import SourceError
 from rivet_dagster.rows import Consistency, Key, Query
 from rivet_dagster.sources.description import what_is_read
+from rivet_dagster.sources.postgres_database import PostgresDatabase
 from rivet_dagster.sources.postgres_keys import WALK_SETTINGS, Rows, boundaries, relation_of
-from rivet_dagster.sources.postgres_session import PostgresSession, database_name
+from rivet_dagster.sources.postgres_session import PostgresSession
 from rivet_dagster.sources.ranges import checked_key
-from rivet_dagster.sources.session_settings import SessionSettings
 from rivet_dagster.sources.stream import BatchStream
-from rivet_dagster.sources.url import DatabaseUrl
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,12 +40,9 @@ class PostgresSnapshot:
     engine = "postgresql"
     parallel = True
 
-    def __init__(
-        self, source: _Opens, url: DatabaseUrl, *, consistency: Consistency, settings: SessionSettings | None
-    ) -> None:
+    def __init__(self, source: _Opens, database: PostgresDatabase, *, consistency: Consistency) -> None:
         self._source = source
-        self._url = url
-        self._settings = settings
+        self._database = database
         self._consistency: Consistency = consistency
         self._holder: PostgresSession | None = None
         self._exported: str | None = None
@@ -56,7 +52,7 @@ class PostgresSnapshot:
     @property
     def database(self) -> str:
         """The database's name; empty where the URL leaves it to the server."""
-        return database_name(self._url)
+        return self._database.name
 
     @property
     def consistency(self) -> Consistency:
@@ -132,7 +128,7 @@ class PostgresSnapshot:
             return self._holder.rows(sql)
 
     def _session(self, what: str, local: dict[str, str]) -> PostgresSession:
-        return PostgresSession(self._url, what=what, settings=self._settings, local=local)
+        return PostgresSession(self._database, what=what, local=local)
 
     def _check_open(self) -> None:
         if self._ended:

@@ -21,8 +21,9 @@ from rivet_dagster.sources.description import (
 )
 from rivet_dagster.sources.guards import Misfits, refused
 from rivet_dagster.sources.postgres_cursor import cursor_of, note, value_literal
+from rivet_dagster.sources.postgres_database import PostgresDatabase
 from rivet_dagster.sources.postgres_keys import Rows, range_condition, relation_of
-from rivet_dagster.sources.postgres_session import PostgresSession, database_name
+from rivet_dagster.sources.postgres_session import PostgresSession
 from rivet_dagster.sources.postgres_snapshot import PostgresSnapshot
 from rivet_dagster.sources.postgres_statistics import estimated_rows, sample_clause
 from rivet_dagster.sources.postgres_types import ColumnPlan, plan_column, type_name, unnamed_oid
@@ -59,20 +60,19 @@ class PostgresSource:
     def __init__(
         self, url: DatabaseUrl, *, batch_rows: int, batch_bytes: int, settings: SessionSettings | None = None
     ) -> None:
-        self._url = url
+        self._database = PostgresDatabase(url, settings)
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
-        self._settings = settings
 
     @property
     def origin(self) -> str:
         """As the URL's."""
-        return self._url.origin
+        return self._database.url.origin
 
     @property
     def database(self) -> str:
         """The database's name; empty where the URL leaves it to the server."""
-        return database_name(self._url)
+        return self._database.name
 
     def open(self, query: Query) -> BatchStream:
         """Describe the result without running the query, then be ready to stream it.
@@ -126,7 +126,7 @@ class PostgresSource:
         Raises:
             SourceError: the server refused or could not be reached.
         """
-        return PostgresSnapshot(self, self._url, consistency=consistency, settings=self._settings)
+        return PostgresSnapshot(self, self._database, consistency=consistency)
 
     def describe_cursor(self, query: Query, term: CursorTerm) -> Cursor:
         """Describe what a window is over.
@@ -156,7 +156,7 @@ class PostgresSource:
             session.end()
 
     def _session(self, query: Query, *, snapshot: str | None = None) -> PostgresSession:
-        return PostgresSession(self._url, what=what_is_read(query), settings=self._settings, snapshot=snapshot)
+        return PostgresSession(self._database, what=what_is_read(query), snapshot=snapshot)
 
     def _open(
         self, query: Query, restricted: Callable[[PostgresSession, str], str], *, snapshot: str | None

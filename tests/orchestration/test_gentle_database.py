@@ -20,7 +20,7 @@ URL = "postgresql://user@host/shop"
 def settings(**given: str) -> SessionSettings | None:
     source = rd.DatabaseResource(url=URL, **given).source()
     assert isinstance(source, PostgresSource)
-    return source._settings
+    return source._database.settings
 
 
 def test_nothing_is_set_unless_it_is_asked_for() -> None:

@@ -18,7 +18,7 @@ class Relay:
     Attributes:
         port: where it listens on loopback.
         after: how many bytes from the server pass before `then` is done; `None` for all.
-        spare: how many connections to come are left alone before that.
+        accepted: how many connections there have been.
         passed: how many bytes from the server the latest connection has passed.
         then: "close" ends the connection in order, "reset" without one, "stall" passes nothing more.
     """
@@ -28,7 +28,7 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.after: int | None = None
-        self.spare = 0
+        self.accepted = 0
         self.passed = 0
         self.then = "close"
         self._over = threading.Event()
@@ -50,9 +50,8 @@ class Relay:
             except OSError:
                 return
             self._sockets += [client, server]
-            after = self.after if self.spare == 0 else None
-            self.spare = max(0, self.spare - 1)
-            threading.Thread(target=self._pass, args=(client, server, after), daemon=True).start()
+            self.accepted += 1
+            threading.Thread(target=self._pass, args=(client, server, self.after), daemon=True).start()
 
     def _pass(self, client: socket.socket, server: socket.socket, after: int | None) -> None:
         # One thread for both ways: a socket that another thread reads from does not end when it is closed.

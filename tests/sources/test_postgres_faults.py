@@ -15,6 +15,7 @@ import pytest
 from rivet_dagster.errors import SourceError
 from rivet_dagster.rows import Query
 from rivet_dagster.sources.connect import connect
+from rivet_dagster.sources.postgres_database import PostgresDatabase
 from rivet_dagster.sources.postgres_session import PostgresSession
 from rivet_dagster.sources.url import parse_url
 from tests.sources.databases import Postgres
@@ -75,7 +76,7 @@ def test_an_application_name_in_the_url_wins(shop: Postgres) -> None:
 
 
 def test_settings_end_with_the_transaction(shop: Postgres) -> None:
-    session = PostgresSession(parse_url(shop.url), what="query")
+    session = PostgresSession(PostgresDatabase(parse_url(shop.url)), what="query")
     setting = "SELECT current_setting('IntervalStyle') AS x, current_setting('TimeZone') AS y"
     before = session.rows(setting)
     session._run("COMMIT")
@@ -186,9 +187,9 @@ def test_wherever_the_connection_is_cut_all_rows_arrive_or_an_error(shop: Postgr
     assert sum(batch.num_rows for batch in source.open(query)) == 50
     whole = relay.passed
     outcomes = []
-    # From within the last rows to the last byte of the answer to COMMIT. The driver's first connection reads types.
+    # From within the last rows to the last byte of the answer to COMMIT.
     for after in range(whole - 300, whole + 1, 7):
-        relay.after, relay.spare = after, 1
+        relay.after = after
         found: list[pa.RecordBatch | SourceError] = []
         try:
             found += source.open(query)
@@ -201,6 +202,23 @@ def test_wherever_the_connection_is_cut_all_rows_arrive_or_an_error(shop: Postgr
     assert all(error.transient for error in failed)
     assert len(complete) > 3
     assert all(sum(batch.num_rows for batch in batches) == 50 for batches in complete)
+
+
+def test_the_driver_reads_the_catalog_of_types_once_for_all_connections(shop: Postgres, relay: Relay) -> None:
+    source = connect(through(relay, shop))
+    for read in range(1, 4):
+        assert sum(batch.num_rows for batch in source.open(Query(sql="SELECT 1 AS i", casts={}))) == 1
+        # One more than there were reads: that of the types, which takes ten times as long as to connect.
+        assert relay.accepted == read + 1
+
+
+def test_a_type_made_after_that_travels_as_text(shop: Postgres) -> None:
+    source = connect(shop.url)
+    list(source.open(Query(sql="SELECT 1 AS i", casts={})))
+    shop.execute("CREATE TYPE mood AS ENUM ('fine')", "CREATE TABLE later (one mood, more mood[])")
+    shop.execute("INSERT INTO later VALUES ('fine', '{fine}')")
+    (batch,) = source.open(Query(table="later", casts={}))
+    assert batch.to_pylist() == [{"one": "fine", "more": "{fine}"}]
 
 
 def test_close_does_not_wait_for_a_network_that_is_dead(

@@ -11,6 +11,7 @@ import pytest
 
 from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.rows import KeyRange
+from rivet_dagster.sources.postgres_database import PostgresDatabase
 from rivet_dagster.sources.postgres_keys import WALK_SETTINGS, boundaries, literal, relation_of, text_literal
 from rivet_dagster.sources.postgres_session import PostgresSession
 from rivet_dagster.sources.ranges import KeyColumn
@@ -280,7 +281,7 @@ def test_each_step_of_a_walk_is_a_search_in_the_index(shop: Postgres, columns: s
         "$f$ BEGIN RETURN QUERY EXECUTE 'EXPLAIN ' || q; END $f$",
     )
     plans: list[str] = []
-    with closing(PostgresSession(parse_url(shop.url), what="test", local=WALK_SETTINGS)) as session:
+    with closing(PostgresSession(PostgresDatabase(parse_url(shop.url)), what="test", local=WALK_SETTINGS)) as session:
 
         def explained(sql: str) -> list[dict[str, Any]]:
             found = session.rows(f"SELECT plan FROM plan({text_literal(sql)})")

@@ -11,6 +11,7 @@ import pytest
 from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.rows import Query
 from rivet_dagster.sources.connect import connect
+from rivet_dagster.sources.postgres_database import PostgresDatabase
 from rivet_dagster.sources.postgres_session import PostgresSession
 from rivet_dagster.sources.url import parse_url
 from tests.servers import PostgresServer, require
@@ -227,7 +228,7 @@ def test_a_stream_that_is_left_costs_the_pooler_one_connection_and_no_more(poole
 
 def test_the_transactions_of_a_session_may_be_on_several_connections(pooled: Postgres) -> None:
     both = set(left_behind(pooled))
-    session = PostgresSession(parse_url(pooled.url), what="test")
+    session = PostgresSession(PostgresDatabase(parse_url(pooled.url)), what="test")
     with contextlib.closing(session):
         seen = set()
         for _ in range(12):
