@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import threading
 from dataclasses import replace
 from datetime import timedelta
 
@@ -171,6 +172,35 @@ def test_only_the_taker_touches_a_taken_over_run_while_it_is_at_work(store, raw)
         export(store, Rows([b"taker-1", b"taker-2"], before_part=meanwhile), run_id="taker")
     export(store, Rows(NEW), run_id="run-2", over=["taker", "dead"])
     assert litter(raw()) == [], "the taker is over, so its charge is anybody's to clean"
+
+
+def test_nobody_cleans_by_a_head_that_is_older_than_the_records(store, raw):
+    """A run reads the head; another one commits, and a third is about to commit on top of that."""
+    export(store, Rows(OLD), run_id="run-0")
+    final, looked = threading.Event(), threading.Event()
+
+    class WaitsBeforeItsHead(FaultyStore):
+        def hold(self, directory):
+            final.set()
+            assert looked.wait(60)
+            return super().hold(directory)
+
+    third = threading.Thread(target=lambda: export(WaitsBeforeItsHead(store), Rows(NEW), run_id="run-2"), daemon=True)
+
+    def meanwhile(operation, _key):
+        if operation == "list" and not third.ident:
+            export(store, Rows([b"second"]), run_id="run-1")
+            third.start()
+            assert final.wait(60)
+
+    def gate():
+        raise ContractError("refused")
+
+    with pytest.raises((ContractError, CommitConflict)):
+        export(FaultyStore(store, before=meanwhile), Rows([b"slow"], gates=[gate]), run_id="slow")
+    looked.set()
+    third.join(60)
+    assert read_as_a_reader(raw()) == NEW
 
 
 def test_nothing_is_removed_while_the_head_swap_may_still_land(store, raw):
