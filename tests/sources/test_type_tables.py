@@ -131,7 +131,15 @@ def test_a_type_without_a_place_is_refused_before_the_first_row(database: Databa
             write(database, "DROP TABLE t")
 
 
-@pytest.mark.parametrize("mode", [rd.Full(), rd.Chunked(rows_per_part=7, parallel=2)], ids=["full", "chunked"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        rd.Full(),
+        rd.Chunked(rows_per_part=7, parallel=2),
+        rd.Incremental(cursor_column="id", settle="none"),
+    ],
+    ids=lambda mode: mode.kind,
+)
 def test_coerced_values_are_null_in_every_part_and_counted(
     database: Database, tmp_path: Path, instance: dg.DagsterInstance, mode: Any
 ) -> None:
