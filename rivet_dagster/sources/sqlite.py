@@ -175,8 +175,10 @@ class SqliteSource:
             return
         began = time.monotonic()
         with (
+            self._translated(what),
             contextlib.closing(self._connect(what, "rw", asked.timeout.total_seconds())) as connection,
-            only_writer(connection, query, self.database),
+            contextlib.closing(self._connect(what, "rw", 0)) as other,
+            only_writer(connection, other, f"sqlite database {self.database!r}, {what}"),
         ):
             waited = round(time.monotonic() - began, 3)
             noted = note(query, cursor, asked, self.fetch_on(connection, what))

@@ -162,27 +162,43 @@ def _of_another_form(query: Query, cursor: Cursor, expected: str, storage: str) 
 
 
 @contextmanager
-def only_writer(connection: sqlite3.Connection, query: Query, database: str) -> Iterator[None]:
+def only_writer(connection: sqlite3.Connection, other: sqlite3.Connection, what: str) -> Iterator[None]:
     """Be the only writer, and write nothing, until the context ends.
+
+    Args:
+        connection: on a file that may be written to.
+        other: on the same file; it waits for nobody.
+        what: is read, for messages.
 
     Raises:
         ConfigError: the file cannot be written to.
         SourceError: transient, another writer did not end in time.
     """
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-    except sqlite3.OperationalError as error:
-        name = getattr(error, "sqlite_errorname", "")
-        busy = name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or "locked" in str(error)
-        hint = (
-            "another connection is writing: end it, raise settle_timeout, or choose another settle; nothing was "
-            "exported, run again"
-            if busy
-            else 'settle="writers" needs a file that can be written to; choose lag="5 minutes" or settle="none"'
+    if not _begin(connection):
+        raise SourceError(
+            f"{what}: expected to be the only writer, found that another connection is writing; end it, raise "
+            "settle_timeout, or choose another settle; nothing was exported, run again",
+            transient=True,
         )
-        text = f"sqlite database {database!r}, {what_is_read(query)}: {error}; {hint}"
-        raise (SourceError(text, transient=True) if busy else ConfigError(text)) from error
     try:
+        # Where a file cannot be written to, SQLite only reads, and lets everybody in.
+        if _begin(other):
+            other.execute("ROLLBACK")
+            raise ConfigError(
+                f'{what}: settle="writers" needs a file that can be written to, found one that is read-only here; '
+                'choose lag="5 minutes" (later commits may be missed) or settle="none"'
+            )
         yield
     finally:
         connection.execute("ROLLBACK")
+
+
+def _begin(connection: sqlite3.Connection) -> bool:
+    """Whether nobody else is writing."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        if "locked" not in str(error):
+            raise
+        return False
+    return True
