@@ -21,7 +21,7 @@ from rivet_dagster.attempt import Attempt, CommitSettings, ExportReceipt, Extrac
 from rivet_dagster.cleaning import tidy
 from rivet_dagster.contract import Destination, ObjectDestination, Staged
 from rivet_dagster.control import SideRecord
-from rivet_dagster.errors import CommitConflict, DestinationError
+from rivet_dagster.errors import CommitConflict, DestinationError, ReadError
 from rivet_dagster.layout import Prefix, make_token
 from rivet_dagster.manifest import Content, Dataset, Link, Manifest, Part, Status, fingerprint
 from rivet_dagster.parts import Uploads, write_part
@@ -210,9 +210,16 @@ class _Commit:
             raise CommitConflict(won_by(self.destination, self.prefix, now))
 
     def _clean(self) -> None:
-        if self.settings.symlink_manifest:
-            write_symlink_manifest(self.destination, self.prefix)
-        self._tidy(look(self.destination, self.prefix))
+        """Whatever fails here is the next run's to finish: what is committed is committed."""
+        destination, prefix = self.destination, self.prefix
+        try:
+            # One that is there is followed by readers, whatever is set now; what it names is removed only after it.
+            if self.settings.symlink_manifest or destination.head(prefix.symlink_manifest) is not None:
+                write_symlink_manifest(destination, prefix)
+            self._tidy(look(destination, prefix))
+        except (DestinationError, ReadError) as e:
+            self.log.warning("%s: cleaning up is left to the next run: %s", destination.uri(prefix.root), e)
+            self.notes += (f"cleaning up is left to the next run: {e}",)
 
     def _tidy(self, sight: Sight) -> None:
         retain = self.settings.retain

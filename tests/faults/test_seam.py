@@ -638,6 +638,38 @@ def test_symlink_manifest_lists_every_part_of_the_dataset(store, raw):
     assert len(lines) == 3
 
 
+def test_a_symlink_manifest_that_is_there_is_kept_current(store, raw):
+    export(store, Rows([b"a"]), run_id="run-0", settings=CommitSettings(symlink_manifest=True))
+    export(store, Rows([b"b"]), run_id="run-1")
+    lines = raw()["orders/_symlink_format_manifest/manifest"].decode().splitlines()
+    assert lines == [store.uri(k) for k in raw() if is_part(k)]
+
+
+@pytest.mark.parametrize(
+    ("what", "nth"), [("orders/manifest.json", 2), ("orders/_symlink_format_manifest/manifest", 1)]
+)
+def test_what_fails_after_the_commit_fails_no_run(store, raw, what, nth):
+    """The next run finishes it; until then nothing is removed that a list of parts still names."""
+    listed = CommitSettings(symlink_manifest=True)
+    export(store, Rows(OLD), run_id="run-0", settings=listed)
+    broken = FaultyStore(store)
+    # The first look at the head after the marker still belongs to the commit.
+    of_cleaning = Trouble("before", key=lambda k: k == what and is_marked(broken), nth=nth, times=99)
+    broken.troubles.append(of_cleaning)
+    receipt = export(broken, Rows(NEW), settings=listed)
+    assert broken.struck
+    assert raw()["orders/_SUCCESS"].decode().strip() == receipt.fingerprint
+    assert "left to the next run" in receipt.notes[-1]
+    named = raw()["orders/_symlink_format_manifest/manifest"].decode().splitlines()
+    assert {store.uri(k) for k in raw()} >= set(named)
+    export(store, Rows(OLD), run_id="run-2", settings=listed)
+    assert litter(raw()) == ["orders/_symlink_format_manifest/manifest"]
+
+
+def is_marked(store):
+    return ("write", "orders/_SUCCESS") in store.calls
+
+
 def test_deliveries_beyond_the_ancestors_are_older_and_not_foreign(store, raw, monkeypatch):
     monkeypatch.setattr("rivet_dagster.manifest.MAX_ANCESTORS", 3)
     for n in range(8):
