@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 
 import pyarrow as pa
 
-from rivet_dagster.errors import ConfigError, SourceError
-from rivet_dagster.rows import Query, ResultColumn
+from rivet_dagster.errors import SourceError
+from rivet_dagster.rows import Consistency, Key, Query, ResultColumn
 from rivet_dagster.sources.description import (
     check_columns,
     query_text,
-    quoted,
     schema_of,
-    split_name,
     what_is_read,
 )
 from rivet_dagster.sources.guards import Misfits
+from rivet_dagster.sources.mysql_catalog import Table, from_clause, names_of, table_of, utf8_literal
 from rivet_dagster.sources.mysql_charsets import refuse_lost_characters
 from rivet_dagster.sources.mysql_connection import check_url, database_name
 from rivet_dagster.sources.mysql_cursor import cursor_of, note, quoted_name, value_literal
+from rivet_dagster.sources.mysql_keys import range_text
 from rivet_dagster.sources.mysql_session import MySQLSession
+from rivet_dagster.sources.mysql_snapshot import MySQLSnapshot
 from rivet_dagster.sources.mysql_types import ColumnPlan, WireColumn, plan_column
 from rivet_dagster.sources.mysql_values import column_array
 from rivet_dagster.sources.mysql_wire import Block, WireError, decode
+from rivet_dagster.sources.ranges import checked_key, sampled_row_bytes, usable_keys
 from rivet_dagster.sources.session_settings import SessionSettings
 from rivet_dagster.sources.stream import BatchStream
 from rivet_dagster.sources.terms import term_sql, windowed
@@ -46,7 +47,7 @@ WHERE c.TABLE_SCHEMA = {schema} AND c.TABLE_NAME = {table}
 
 
 class MySQLSource:
-    """A MySQL or MariaDB database, also in windows. Every `open` is a connection of its own, in one read-only snapshot.
+    """A MySQL or MariaDB database, also in ranges and windows. Every `open` is a connection and a read-only snapshot.
 
     Tables of engines without transactions are as consistent as one statement of theirs. Sessions are in UTC: functions
     like NOW() and CURDATE() in a query are too. The server's sql_mode stays. Types are described in `mysql_types`.
@@ -65,6 +66,11 @@ class MySQLSource:
         self._batch_bytes = batch_bytes
 
     @property
+    def origin(self) -> str:
+        """As the URL's."""
+        return self._url.origin
+
+    @property
     def database(self) -> str:
         """The database's name; empty where the URL names none."""
         return database_name(self._url)
@@ -78,32 +84,72 @@ class MySQLSource:
             ConfigError: the query's names, casts or result columns cannot be, or the driver is not installed.
             SourceError: the server refused or could not be reached; no connection is left.
         """
-        if query.within is not None:
-            raise ConfigError(f"{what_is_read(query)}: reading in ranges is not supported for MySQL")
-        text = _text(query)
-        if query.window is not None:
-            term = term_sql(query.window.cursor.term, quoted_name)
-            text = windowed(query, text, term, value_literal)
-        session = self._session(query)
+        return self.open_known(query, None)
+
+    def open_known(self, query: Query, table: Table | None) -> BatchStream:
+        """`open`, where it may be known already what the catalog says about the table."""
+        session = self.session(what_is_read(query))
         try:
-            described = session.describe(text)
-            check_columns([column.name for column in described], query)
-            plans = _planned(described, query)
-            refuse_lost_characters(session, text, described)
-            columns = _columns(session, query, described, plans)
+            return self.open_on(session, query, table, shared=False)
         except BaseException:
             session.close()
             raise
+
+    def open_on(self, session: MySQLSession, query: Query, table: Table | None, *, shared: bool) -> BatchStream:
+        """`open_known`, on a connection that stays where it is `shared`, unless the stream is closed before its end."""
+        text = _text(query)
+        if query.within is not None:
+            text = range_text(query, table or table_of(query, session.rows))
+        if query.window is not None:
+            term = term_sql(query.window.cursor.term, quoted_name)
+            text = windowed(query, text, term, value_literal)
+        described = session.describe(text)
+        check_columns([column.name for column in described], query)
+        plans = _planned(described, query)
+        refuse_lost_characters(session, text, described)
+        columns = _columns(session, query, described, plans)
         misfits = Misfits(query.coerce)
         return BatchStream(
             columns,
             self._batches(session, described, plans, schema_of(columns), query, misfits=misfits),
-            cancel=session.cancel,
-            release=session.close,
+            cancel=session.cancel_stream if shared else session.cancel,
+            release=session.forget if shared else session.close,
             misfits=misfits,
             batch_rows=self._batch_rows,
             batch_bytes=self._batch_bytes,
         )
+
+    def keys(self, query: Query) -> tuple[Key, ...]:
+        """The keys that the catalog vouches for, the primary key first; empty for a query that is no table."""
+        return () if query.table is None else usable_keys(self._table(query).relation)
+
+    def check_key(self, query: Query, columns: Sequence[str]) -> Key:
+        """The key of these columns.
+
+        Raises:
+            ConfigError: the catalog does not vouch for it; says why, and which keys there are.
+        """
+        return checked_key(self._table(query).relation, columns, query)
+
+    def estimated_rows(self, query: Query) -> int | None:
+        """How many rows the storage engine's statistics imply; `None` for a query, and where it has none."""
+        return None if query.table is None else self._table(query).rows
+
+    def row_bytes(self, query: Query) -> int:
+        """About how many bytes a row has once it is read, from the first rows."""
+        return sampled_row_bytes(self.open(query)) or 1
+
+    def snapshot(self, consistency: Consistency) -> MySQLSnapshot:
+        """Begin a run of several statements; with "snapshot", one stream at a time.
+
+        Raises:
+            SourceError: the server refused or could not be reached.
+        """
+        return MySQLSnapshot(self, consistency=consistency)
+
+    def _table(self, query: Query) -> Table:
+        with contextlib.closing(self.session(what_is_read(query))) as session:
+            return table_of(query, session.rows)
 
     def describe_cursor(self, query: Query, term: CursorTerm) -> Cursor:
         """Describe what a window is over.
@@ -112,7 +158,7 @@ class MySQLSource:
             ConfigError: it is no column of the query, or of a type that no window can be over.
             SourceError: the server refused or could not be reached.
         """
-        with contextlib.closing(self._session(query)) as session:
+        with contextlib.closing(self.session(what_is_read(query))) as session:
             named = _where(query) if query.table is not None else None
             return cursor_of(query, term, _text(query), rows=session.rows, describe=session.describe, named=named)
 
@@ -124,12 +170,13 @@ class MySQLSource:
             ConfigError: `writers` is asked for.
             SourceError: the server refused or could not be reached.
         """
-        with contextlib.closing(self._session(query)) as session:
+        with contextlib.closing(self.session(what_is_read(query))) as session:
             noted = note(query, cursor, _text(query), asked, session.rows)
         yield noted
 
-    def _session(self, query: Query) -> MySQLSession:
-        return MySQLSession(self._url, what=what_is_read(query), settings=self._settings)
+    def session(self, what: str) -> MySQLSession:
+        """A connection, in a transaction of its own."""
+        return MySQLSession(self._url, what=what, settings=self._settings)
 
     def _batches(
         self,
@@ -170,16 +217,7 @@ def _text(query: Query) -> str:
     """The select statement of a query, in MySQL's quotes."""
     if query.table is None or query.sql is not None:
         return query_text(query, most=2, fold=False)
-    return "SELECT * FROM " + ".".join("`" + name.replace("`", "``") + "`" for name in _names(query))
-
-
-def _names(query: Query) -> tuple[str, ...]:
-    table = query.table or ""
-    if '"' not in table:
-        table = re.sub(r"`((?:[^`]|``)+)`", lambda name: quoted(name.group(1).replace("``", "`")), table)
-    # It checks the casts, too.
-    query_text(Query(table=table, casts=query.casts), most=2, fold=False)
-    return split_name(table, most=2, fold=False)
+    return f"SELECT * FROM {from_clause(query)}"
 
 
 def _columns(
@@ -187,7 +225,7 @@ def _columns(
 ) -> tuple[ResultColumn, ...]:
     declared: dict[str, tuple[str, bool]] = {}
     if query.table is not None:
-        table = _names(query)[-1]
+        table = names_of(query)[-1]
         schema, literal = _where(query)
         # Where names are not case-sensitive, or a collation is lax, a twin's columns must not be taken for its own.
         declared = {
@@ -208,10 +246,6 @@ def _columns(
 
 def _where(query: Query) -> tuple[str, str]:
     """Schema and name of a query's table, as SQL."""
-    *schema, table = _names(query)
+    *schema, table = names_of(query)
     # In hexadecimal, which no sql_mode reads in another way.
-    return _literal(schema[0]) if schema else "DATABASE()", _literal(table)
-
-
-def _literal(name: str) -> str:
-    return f"CONVERT(0x{name.encode().hex()} USING utf8mb4)"
+    return utf8_literal(schema[0]) if schema else "DATABASE()", utf8_literal(table)

@@ -23,7 +23,7 @@ _DEFAULT_PORT = 3306
 _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 _PARAMETERS = frozenset({"ssl-mode", "ssl-ca", "ssl-cert", "ssl-key", "unix-socket", "connect-timeout", "charset"})
 _SSL_MODES = ("DISABLED", "PREFERRED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY")
-_PREPARE, _EXECUTE = 0x16, 0x17
+_PREPARE, _EXECUTE, _CLOSE = 0x16, 0x17, 0x19
 
 
 class MySQLConnection:
@@ -85,6 +85,10 @@ class MySQLConnection:
         self._driver._execute_command(_EXECUTE, struct.pack("<IBI", statement, 0, 1))
         packet = self._driver._read_packet()
         return () if packet.is_ok_packet() else self._columns(packet.read_length_encoded_integer())
+
+    def close_statement(self, statement: int) -> None:
+        """Have the server forget a prepared statement; it does not answer."""
+        self._driver._execute_command(_CLOSE, struct.pack("<I", statement))
 
     def next_sequence(self) -> int:
         """The number of the next packet."""

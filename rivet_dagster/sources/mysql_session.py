@@ -25,6 +25,7 @@ from rivet_dagster.sources.url import DatabaseUrl
 
 __all__ = ["MySQLSession"]
 
+_BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
 _APPLICATION_NAME = "rivet_dagster"
 _CONNECT_SECONDS = 15.0
 _CANCEL_SECONDS = 5.0
@@ -54,6 +55,7 @@ class MySQLSession:
         self._url = url
         self._what = what
         self._statement = 0
+        self._streaming = False
         settings = settings or SessionSettings()
         name = settings.application_name or _APPLICATION_NAME
         with self._translated():
@@ -64,7 +66,7 @@ class MySQLSession:
                 f"SET net_write_timeout = {_NET_WRITE_SECONDS}",
                 *self._timeouts(settings),
                 "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
-                "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
+                _BEGIN,
             ):
                 self.rows(setting)
             # The number in the server's greeting is cut to 32 bits, and a proxy's own.
@@ -83,6 +85,14 @@ class MySQLSession:
             # Of tables, and of rows where a query asks for locks; both count whole seconds.
             seconds = math.ceil(settings.lock_timeout)
             yield f"SET lock_wait_timeout = {seconds}, innodb_lock_wait_timeout = {seconds}"
+
+    def begin(self) -> None:
+        """Begin another transaction with a snapshot of its own, after `end`."""
+        self.rows(_BEGIN)
+
+    def end(self) -> None:
+        """End the transaction."""
+        self.rows("COMMIT")
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """All rows of a small statement."""
@@ -111,6 +121,7 @@ class MySQLSession:
 
     def stream(self, *, most_rows: int, enough_bytes: int) -> Generator[tuple[WireColumn, ...] | Block, None, None]:
         """Run what was described: yield its columns as they are now, then blocks of rows."""
+        self._streaming = True
         with self._translated():
             columns = self._connection.execute(self._statement)
         yield columns
@@ -124,8 +135,23 @@ class MySQLSession:
             with self._translated():
                 block = next(blocks, None)
             if block is None:
+                self._streaming = False
                 return
             yield block
+
+    def forget(self) -> None:
+        """Let go of what was described, and keep the connection for more; one that still sends rows is lost."""
+        if self._streaming:
+            self.close()
+        elif self._statement:
+            with contextlib.suppress(SourceError), self._translated():
+                self._connection.close_statement(self._statement)
+            self._statement = 0
+
+    def cancel_stream(self) -> None:
+        """As `cancel`, but only if rows are on their way."""
+        if self._streaming:
+            self.cancel()
 
     def cancel(self) -> None:
         """End the connection here and on the server, whatever it is doing; from any thread, before `close`."""

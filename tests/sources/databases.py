@@ -39,6 +39,7 @@ class Database(ABC):
     Attributes:
         kind: the engine.
         bigint, decimal, double, text, naive: how its types are spelled; `naive` is a timestamp without a zone.
+        key_text: a text that may be a key, compared by its UTF-8.
         boolean: what its boolean is read as.
         schema: the first part of a qualified table name.
         endless: a query that delivers no row for hours.
@@ -50,6 +51,7 @@ class Database(ABC):
     decimal = "numeric"
     double = "double precision"
     text = "text"
+    key_text = "text"
     naive = "timestamp"
     boolean: pa.DataType = pa.bool_()
     schema = "main"
@@ -109,6 +111,7 @@ class Postgres(Database):
 class MySQL(Database):
     kind = "mysql"
     text = "longtext"
+    key_text = "varchar(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
     naive = "datetime(6)"
     boolean = pa.int8()
     endless = "SELECT a.seq AS i FROM seq_1_to_100000000 AS a, seq_1_to_100000000 AS b WHERE a.seq * b.seq < 0"

@@ -24,7 +24,6 @@ from rivet_dagster.exports.modes import Chunked
 from rivet_dagster.exports.output import resolve_output
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.layout import Prefix
-from rivet_dagster.rows import SplittableSource
 from rivet_dagster.sources.connect import connect
 from tests.sources.databases import Database, Postgres, Sqlite
 
@@ -90,14 +89,6 @@ def dataset(lake: Path, columns: str = "id, note, number", order: str = "id") ->
 
 def published(lake: Path) -> list[str]:
     return [p.name for p in (lake / "orders").rglob("*") if p.is_file() and "/data/" in p.as_posix()]
-
-
-@pytest.fixture
-def database(database: Database) -> Database:
-    """An empty database of each kind that can be read in ranges."""
-    if database.kind == "mysql" and not isinstance(connect(database.url), SplittableSource):
-        pytest.skip("MySQL is not read in ranges")
-    return database
 
 
 ROWS = sorted((i, f"row {i}", i % 97) for i in IDS)
