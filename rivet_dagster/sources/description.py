@@ -38,8 +38,13 @@ def quoted(name: str) -> str:
 
 
 def what_is_read(query: Query) -> str:
-    """How messages name the query. SQL text is not repeated: it may hold values that are nobody's business."""
-    return f"table {query.table}" if query.table is not None else "query"
+    """How messages name the query, and its casts, since a database does not say which of them failed.
+
+    SQL text is not repeated: it may hold values that are nobody's business.
+    """
+    what = f"table {query.table}" if query.table is not None else "query"
+    casts = ", ".join(f"{name!r} cast to {kind}" for name, kind in query.casts.items())
+    return f"{what} with {casts}" if casts else what
 
 
 def split_name(table: str, *, most: int, fold: bool) -> tuple[str, ...]:

@@ -172,6 +172,13 @@ def test_a_cast_to_text_is_exact(database: Database) -> None:
     ]
 
 
+def test_a_cast_that_fails_is_permanent_and_its_column_named(database: Database) -> None:
+    """By the database or here."""
+    with pytest.raises(SourceError, match="'amount'") as raised:
+        database.read(sql="SELECT 'seven' AS amount, 1 AS other", casts={"amount": "decimal(5,2)"})
+    assert not raised.value.transient
+
+
 def test_a_cast_of_a_column_that_is_not_there_names_those_that_are(database: Database) -> None:
     with pytest.raises(ConfigError, match=r"'amuont'.*'amount', 'other'"):
         database.open(sql="SELECT 1 AS amount, 2 AS other", casts={"amuont": "text"})
