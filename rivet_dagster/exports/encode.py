@@ -12,6 +12,7 @@ from rivet_dagster.contract import EncodedPart, Staged
 from rivet_dagster.errors import ContractError
 from rivet_dagster.exports.csv import CsvEncoding
 from rivet_dagster.exports.formats import Parquet
+from rivet_dagster.exports.memory import divide
 from rivet_dagster.exports.output import OutputSettings
 from rivet_dagster.exports.parquet import ParquetEncoding
 from rivet_dagster.exports.row_groups import cut
@@ -19,8 +20,6 @@ from rivet_dagster.exports.sink import Sink
 
 __all__ = ["encode"]
 
-# CSV has no row groups; rows are turned into text in pieces of this size.
-_CSV_BYTES = 1_000_000
 _CSV_ROWS = 65_536
 # A part is at least so many row groups long, if `max_file_size` divides it at all: what it overshoots stays small.
 _GROUPS_PER_PART = 8
@@ -122,10 +121,8 @@ def _encoding(first: pa.Table, output: OutputSettings) -> _Encoding:
 
 
 def _group_limits(output: OutputSettings) -> tuple[int, int]:
-    if isinstance(output.format, Parquet):
-        group_bytes, group_rows = output.format.row_group_bytes, output.format.row_group_rows
-    else:
-        group_bytes, group_rows = _CSV_BYTES, _CSV_ROWS
+    group_bytes = divide(output.max_memory, output.format).group_bytes
+    group_rows = output.format.row_group_rows if isinstance(output.format, Parquet) else _CSV_ROWS
     if output.max_file_size is not None:
         group_bytes = min(group_bytes, max(output.max_file_size // _GROUPS_PER_PART, 1))
     return group_bytes, group_rows

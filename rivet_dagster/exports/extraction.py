@@ -14,6 +14,7 @@ from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.exports.chunked import RangesReading, key_of, ranges_between, ranges_of, rows_of_a_range
 from rivet_dagster.exports.content import content_of_value, schema_of_value
 from rivet_dagster.exports.incremental import plan_incremental
+from rivet_dagster.exports.memory import divide
 from rivet_dagster.exports.modes import Chunked, Incremental
 from rivet_dagster.exports.output import OutputSettings
 from rivet_dagster.exports.pace import Pace
@@ -184,7 +185,7 @@ def _in_ranges(asked: Asked, mode: Chunked) -> Extraction:
 
 def _workers(asked: Asked, mode: Chunked, snapshot: Snapshot) -> int:
     if mode.parallel == 1 or snapshot.parallel:
-        return mode.parallel
+        return divide(asked.output.max_memory, asked.output.format, parallel=mode.parallel).workers
     asked.progress.warn(
         f"expected to read parallel={mode.parallel} ranges at a time, found that {asked.source.engine} with "
         f"consistency={mode.consistency!r} gives one stream at a time; they are read one after the other"

@@ -13,7 +13,7 @@ from rivet_dagster.exports.spec import Export
 __all__ = ["OutputSettings", "resolve_output"]
 
 Verify = Literal["store", "readback"]
-_SETTINGS = ("format", "max_file_size", "retain", "verify", "symlink_manifest")
+_SETTINGS = ("format", "max_file_size", "max_memory", "retain", "verify", "symlink_manifest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,7 @@ class OutputSettings:
     Attributes:
         format: with its settings.
         max_file_size: bytes from which a part ends; `None` for one part.
+        max_memory: bytes that the rows may take on their way, see `memory.divide`; `None` for no limit.
         skip_empty: a run without rows leaves the dataset as it was.
         retain: superseded deliveries kept besides the head.
         verify: how parts are verified.
@@ -31,6 +32,7 @@ class OutputSettings:
 
     format: Parquet | Csv
     max_file_size: int | None = None
+    max_memory: int | None = None
     skip_empty: bool = False
     retain: int = 0
     verify: Verify = "store"
@@ -46,6 +48,7 @@ def resolve_output(
     *,
     format: Format | str = "parquet",  # noqa: A002 (the setting's public name)
     max_file_size: str | int | None = None,
+    max_memory: str | int | None = None,
     retain: int = 0,
     verify: Verify = "store",
     symlink_manifest: bool = False,
@@ -61,17 +64,18 @@ def resolve_output(
     wanted: Any = {
         "format": format,
         "max_file_size": max_file_size,
+        "max_memory": max_memory,
         "retain": retain,
         "verify": verify,
         "symlink_manifest": symlink_manifest,
         **said,
     }
-    size = wanted["max_file_size"]
+    sizes = {f: None if wanted[f] is None else parse_size(wanted[f], field=f) for f in ("max_file_size", "max_memory")}
     settings = OutputSettings(
         **{
             **wanted,
             "format": as_format(wanted["format"]),
-            "max_file_size": None if size is None else parse_size(size, field="max_file_size"),
+            **sizes,
             "skip_empty": skip_empty or (export is not None and export.skip_empty),
         }
     )

@@ -10,6 +10,7 @@ from enum import Enum
 from rivet_dagster.contract import DestinationCapabilities
 from rivet_dagster.errors import PlanRejected
 from rivet_dagster.exports.formats import Csv, Parquet
+from rivet_dagster.exports.memory import divide, least_memory
 from rivet_dagster.exports.modes import Chunked, Full, Incremental, Mode
 from rivet_dagster.exports.output import OutputSettings
 
@@ -178,6 +179,30 @@ def format_findings(settings: Parquet | Csv, *, subject: str) -> Iterator[Diagno
     )
 
 
+def _memory(e: PlannedExport) -> Iterator[Diagnostic]:
+    settings, most = e.output.format, e.output.max_memory
+    if most is None:
+        return
+    least, parallel = least_memory(settings), e.mode.parallel if isinstance(e.mode, Chunked) else 1
+    workers = divide(most, settings, parallel=parallel).workers
+    if most < least:
+        yield Diagnostic(
+            level=Level.REJECTED,
+            rule="max-memory-too-little",
+            subject=e.name,
+            message=f"max_memory={most} cannot be held: batches, an upload and a row group need {least}",
+            remedy=f"set max_memory to {least} or more, or row_group_bytes lower",
+        )
+    elif workers < parallel:
+        yield Diagnostic(
+            level=Level.WARNING,
+            rule="max-memory-fewer-ranges",
+            subject=e.name,
+            message=f"max_memory={most} has room for {workers} of parallel={parallel} ranges at a time",
+            remedy="set max_memory higher, or parallel lower",
+        )
+
+
 def _retries_not_safe(e: PlannedExport) -> Iterator[Diagnostic]:
     if e.max_retries and not e.capabilities.retry_safe:
         yield Diagnostic(
@@ -249,6 +274,7 @@ _RULES: tuple[Callable[[PlannedExport], Iterator[Diagnostic]], ...] = (
     _verify_unattainable,
     _no_codec_on_stream,
     lambda e: format_findings(e.output.format, subject=e.name),
+    _memory,
     _retries_not_safe,
     _no_state,
     _no_receipt,

@@ -22,6 +22,7 @@ from rivet_dagster.errors import SourceError
 from rivet_dagster.exports.columns import conform
 from rivet_dagster.exports.encode import encode
 from rivet_dagster.exports.handoff import Handoff
+from rivet_dagster.exports.memory import divide
 from rivet_dagster.exports.output import OutputSettings
 from rivet_dagster.exports.pace import Pace
 from rivet_dagster.exports.progress import Progress
@@ -138,7 +139,9 @@ class Reading:
     def _ahead(self) -> Iterator[pa.RecordBatch]:
         self._go_on()
         stream, self._unread = self._unread or self._open(), None
-        queue: Handoff[pa.RecordBatch] = Handoff(givers=1, most=_AHEAD_BYTES)
+        output = self._encoder.output
+        ahead = min(_AHEAD_BYTES, divide(output.max_memory, output.format).ahead_bytes)
+        queue: Handoff[pa.RecordBatch] = Handoff(givers=1, most=ahead)
         reader = threading.Thread(
             target=_read, args=(stream, queue, self._encoder.pace), name="read-ahead", daemon=True
         )

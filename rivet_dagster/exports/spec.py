@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import xxhash
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.formats import Format
@@ -69,6 +69,9 @@ class Export(BaseModel):
     max_file_size: str | int | None = Field(
         default=None, description='Size from which a part ends and the next begins, e.g. "256MB".'
     )
+    max_memory: str | int | None = Field(
+        default=None, description='Size that the rows of a run may take on their way, e.g. "256MB".'
+    )
     retain: int | None = Field(default=None, ge=0, description="Superseded deliveries kept besides the newest.")
     symlink_manifest: bool | None = Field(
         default=None, description="Also write a list of the parts for engines that cannot follow a manifest."
@@ -93,11 +96,11 @@ class Export(BaseModel):
             raise ConfigError(msg)
         return value
 
-    @field_validator("max_file_size", mode="before")
+    @field_validator("max_file_size", "max_memory", mode="before")
     @classmethod
-    def _sized(cls, value: Any) -> Any:
+    def _sized(cls, value: Any, info: ValidationInfo) -> Any:
         if value is not None:
-            parse_size(value, field="max_file_size")
+            parse_size(value, field=str(info.field_name))
         return value
 
     @field_validator("columns", mode="before")

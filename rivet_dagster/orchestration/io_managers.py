@@ -42,6 +42,11 @@ class ExportIOManager(dg.ConfigurableIOManager):
         default=None,
         description='Size from which a part ends and the next begins, e.g. "256MB" or "1GiB"; without it, one part.',
     )
+    max_memory: Size | None = Field(
+        default=None,
+        description='Size that the rows of an export may take on their way, e.g. "256MB": row groups get smaller and'
+        " fewer ranges are read at a time; without it, about 150 MB for each range.",
+    )
     retain: int = Field(
         default=0,
         ge=0,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import dagster as dg
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
 from rivet_dagster.attempt import CommitSettings
 from rivet_dagster.errors import ConfigError
@@ -17,9 +17,9 @@ from rivet_dagster.exports.spec import Export
 __all__ = ["Duration", "Settings", "Size"]
 
 
-def _size(value: Any) -> Any:
+def _size(value: Any, info: ValidationInfo) -> Any:
     if value is not None and not isinstance(value, dg.EnvVar):
-        parse_size(value, field="max_file_size")
+        parse_size(value, field=str(info.field_name))
     return value
 
 
@@ -41,6 +41,7 @@ class Settings(BaseModel):
 
     format: Literal["parquet", "csv"] = "parquet"
     max_file_size: Size | None = None
+    max_memory: Size | None = None
     retain: int = Field(default=0, ge=0)
     verify: Literal["store", "readback"] = "store"
     symlink_manifest: bool = False
@@ -76,6 +77,7 @@ class Settings(BaseModel):
         return resolve_output(
             format=self.format,
             max_file_size=self.max_file_size,
+            max_memory=self.max_memory,
             retain=self.retain,
             verify=self.verify,
             symlink_manifest=self.symlink_manifest,
