@@ -169,8 +169,8 @@ def _end(mode: Incremental, cursor: Cursor, noted: Noted, *, by_clock: bool, sub
     if cursor.kind == "instant":
         return _cut(clock.astimezone(timezone.utc), cursor.resolution), True
     if cursor.kind == "naive":
-        # The zone's own clock first, then held back: a lag of the shift outlasts the hour that comes twice.
-        local = noted.clock.astimezone(ZoneInfo(str(mode.time_zone))).replace(tzinfo=None) - mode.held_back
+        # Held back by as much as the zone's clock is ever set back, or more: see `_check_zone`.
+        local = clock.astimezone(ZoneInfo(str(mode.time_zone))).replace(tzinfo=None)
         return _cut(local, cursor.resolution), True
     if mode.time_zone is None:
         return clock.astimezone(_LAST_ZONE).date(), True

@@ -41,7 +41,15 @@ FROM pg_sequence s WHERE s.seqrelid IN (
     UNION SELECT e.refobjid FROM here JOIN pg_depend e USING (classid, objid)
     WHERE classid = 'pg_attrdef'::regclass AND e.refclassid = 'pg_class'::regclass)
 """
-_SUBSCRIBED = "SELECT count(*)::int8 AS n FROM pg_subscription_rel{only}"
+# Native subscriptions say which tables they write to; those of extensions are known by their origins alone.
+_SUBSCRIBED = """
+SELECT (SELECT count(*) FROM pg_subscription_rel{only})
+       + (SELECT count(*) FROM pg_replication_origin WHERE roname !~ '^pg_[0-9]+') AS n
+"""
+_FOREIGN = """
+SELECT count(*)::int8 AS n FROM pg_foreign_table WHERE ftrelid IN (
+    SELECT to_regclass({relation})::oid UNION SELECT relid::oid FROM pg_partition_tree(to_regclass({relation})))
+"""
 _OPEN = f"""
 SELECT l.virtualtransaction AS id, l.pid::int8 AS pid, a.xact_start AS since, a.usename::text AS role,
        a.application_name AS application
@@ -82,6 +90,11 @@ def check_promise(query: Query, cursor: Cursor, rows: Rows, *, replica: bool, by
         raise ConfigError(
             f'{what}: settle="writers" needs one primary, and rows come here by logical replication, with values that '
             f"another server gave them; read from there, or {instead}"
+        )
+    if query.table is not None and rows(_FOREIGN.format(relation=relation_literal(query)))[0]["n"]:
+        raise ConfigError(
+            f'{what}: settle="writers" needs rows of this server, and it is a foreign table, or has such a partition: '
+            f"who is writing there is not known; read from there, or {instead}"
         )
     if by_clock or query.table is None or cursor.term.column is None:
         return

@@ -11,6 +11,7 @@ from typing import Any
 
 import dagster as dg
 import duckdb
+import pandas as pd
 import pytest
 import xxhash
 
@@ -291,6 +292,28 @@ def test_to_a_stream_every_run_exports_from_the_beginning(shop: Shop, capfd: pyt
         assert [x for x in lines(shop.instance, result.run_id, level=logging.WARNING) if "stdout-no-state" in x]
     shop.grow()
     assert said(shop.export())["dagster/row_count"] == 1
+
+
+def test_whoever_depends_on_it_gets_the_whole_dataset(shop: Shop) -> None:
+    """All deliveries, in their order; and each one's check judges its own."""
+    seen: list[list[int]] = []
+
+    @dg.asset
+    def sums(events: pd.DataFrame) -> None:
+        seen.append([int(i) for i in events["id"]])
+
+    exported = rd.build_export_asset(EVENTS)
+    resources = {
+        "source": rd.DatabaseResource(url=f"sqlite:///{shop.file}"),
+        "io_manager": rd.LocalIOManager(path=str(shop.lake)),
+    }
+    for _ in range(3):
+        result = dg.materialize(
+            [exported, *rd.build_manifest_checks(exported), sums], instance=shop.instance, resources=resources
+        )
+        assert [c.passed for c in result.get_asset_check_evaluations()] == [True]
+        shop.grow()
+    assert seen == [[1], [1, 2], [1, 2, 3]]
 
 
 @pytest.mark.parametrize("bundle", [False, True])

@@ -13,6 +13,8 @@ from dagster_aws.s3 import S3Resource
 import rivet_dagster as rd
 from tests import rivet_cli
 from tests.servers import moto
+from tests.sources.databases import Sqlite
+from tests.sources.incremental import Incrementally
 
 BUCKETS = itertools.count()
 
@@ -49,3 +51,19 @@ def test_rivet_accepts_what_lands_on_s3_and_refuses_one_byte_more(servers, tmp_p
     said = rivet_cli.validate(dataset, workdir=tmp_path, export_format=part_format)
     assert not said.passed
     assert "RIVET_VERIFY_PART_SIZE_MISMATCH" in said.codes
+
+
+def test_rivet_accepts_what_was_added_to(tmp_path):
+    """Each manifest lists what its run added; the parts before are not its own, and no fault."""
+    database = Sqlite(tmp_path / "shop.sqlite")
+    database.execute("CREATE TABLE events (id integer primary key)", "INSERT INTO events VALUES (1)")
+    events = Incrementally(database.url, tmp_path / "lake", rd.Incremental(cursor_column="id"))
+    for n in (2, 3):
+        events.run()
+        database.execute(f"INSERT INTO events VALUES ({n})")
+    events.run()
+    (tmp_path / "work").mkdir()
+    said = rivet_cli.validate(rivet_cli.local(tmp_path / "lake" / "events"), workdir=tmp_path / "work")
+    assert said.passed, said
+    assert (said.parts, said.marker) == (1, True)
+    assert events.rows() == [1, 2, 3]

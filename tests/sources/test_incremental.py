@@ -11,7 +11,7 @@ import pytest
 
 from rivet_dagster.errors import ConfigError, ContractError
 from rivet_dagster.exports.modes import Incremental
-from tests.sources.databases import Database
+from tests.sources.databases import Database, Sqlite
 from tests.sources.incremental import Incrementally
 
 
@@ -234,3 +234,45 @@ def test_the_right_thing_is_said_where_nothing_can_be_promised(database: Databas
     said = Incrementally(database.url, tmp_path / "n", Incremental(**clock, settle="none")).run()
     assert said.counters["rivet/settle"]["settle"] == "none"
     assert "missed" in said.counters["rivet/settle"]["note"]
+
+
+def test_an_index_that_does_not_vouch_for_the_column_alone_counts_for_nothing(
+    database: Database, tmp_path: Path
+) -> None:
+    """Neither one over two columns nor, where there is one, a partial one: the greatest value waits."""
+    database.execute(
+        f"CREATE TABLE events (id integer NOT NULL, n {database.bigint} NOT NULL, PRIMARY KEY (id, n))",
+        "INSERT INTO events VALUES (1, 1), (2, 2)",
+    )
+    if database.kind in {"postgresql", "sqlite"}:
+        database.execute("CREATE UNIQUE INDEX in_part ON events (n) WHERE id > 1")
+    events = Incrementally(database.url, tmp_path / "lake", Incremental(cursor_column="n", **settle(database)))
+    events.run()
+    assert events.rows() == [1]
+    # An index that comes meanwhile is used: what had waited is in the next window.
+    database.execute("CREATE UNIQUE INDEX of_all ON events (n)")
+    events.run()
+    expected = [1] if database.kind == "duckdb" else [1, 2]
+    assert events.rows() == expected
+
+
+def test_texts_are_compared_by_the_database(database: Database, tmp_path: Path) -> None:
+    """And written into its statements so that no character ends them."""
+    hostile = ["a'b", 'a"c', "a\\d", "b\\' OR 1 = 1 -- "]
+    database.execute("CREATE TABLE events (id integer, name varchar(40) PRIMARY KEY)")
+    events = Incrementally(
+        database.url, tmp_path / "lake", Incremental(cursor_column="name", monotonic=True, **settle(database))
+    )
+    for n, name in enumerate(sorted(hostile)):
+        text = name.replace("'", "''")
+        database.execute(f"INSERT INTO events VALUES ({n}, '{text}')")
+        events.run()
+        assert events.rows() == list(range(n + 1))
+        assert events.manifest["cursor"]["value"] == name
+
+
+def test_a_database_behind_sqlalchemy_is_refused(lite: Sqlite, tmp_path: Path) -> None:
+    lite.execute("CREATE TABLE events (id integer primary key)")
+    url = lite.url.replace("sqlite:", "sqlite+pysqlite:")
+    with pytest.raises(ConfigError, match=r"windows for Incremental, found sqlite; read it by the URL of its own kind"):
+        Incrementally(url, tmp_path / "lake", Incremental(cursor_column="id")).run()

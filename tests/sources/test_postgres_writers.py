@@ -124,15 +124,17 @@ def test_ids_wait_for_who_may_still_commit_a_lower_one(
         pg.execute("INSERT INTO events (note) VALUES ('early')")
         run = pool.submit(events.run)
         assert noted.wait(60)
-        # Whoever begins after the end was noted is not waited for, and what it writes is left to the next run.
+        # Whoever begins after the end was noted is not waited for: what it writes is left to the next run, and so is
+        # what is committed before it with a higher id.
         with begun(pg.url, "INSERT INTO events (note) VALUES ('later')") as later:
+            pg.execute("INSERT INTO events (note) VALUES ('latest')")
             assert not run.done()
             late.commit()
             run.result(timeout=60)
             later.commit()
     assert events.rows("note") == ["early", "first", "late"]
     events.run()
-    assert events.rows("note") == ["early", "first", "late", "later"]
+    assert events.rows("note") == ["early", "first", "late", "later", "latest"]
 
 
 def wait_for(pg: Postgres, sql: str, count: int) -> None:
@@ -267,6 +269,33 @@ def test_rows_that_come_by_logical_replication_are_refused(pg: Postgres, events:
             events.run()
     finally:
         pg.execute("ALTER SUBSCRIPTION of_events SET (slot_name = NONE)", "DROP SUBSCRIPTION of_events")
+
+
+def test_rows_that_an_extension_replicates_are_refused(pg: Postgres, events: Incrementally) -> None:
+    """pglogical, spock and BDR write with origins of their own, from servers that write at the same time."""
+    pg.execute("SELECT pg_replication_origin_create('pgl_events_other_node')")
+    try:
+        with pytest.raises(ConfigError, match=r"logical replication"):
+            events.run()
+    finally:
+        pg.execute("SELECT pg_replication_origin_drop('pgl_events_other_node')")
+
+
+def test_rows_of_another_server_are_refused(pg: Postgres, events: Incrementally) -> None:
+    pg.execute(
+        "DROP TABLE events",
+        "CREATE FOREIGN DATA WRAPPER nothing",
+        "CREATE SERVER elsewhere FOREIGN DATA WRAPPER nothing",
+        "CREATE TABLE events (id bigint, at timestamptz) PARTITION BY RANGE (id)",
+        "CREATE FOREIGN TABLE far PARTITION OF events FOR VALUES FROM (0) TO (9) SERVER elsewhere",
+    )
+    try:
+        for table in ("far", "events"):
+            events.relation = {"table": table}
+            with pytest.raises(ConfigError, match=r'foreign.*lag="5 minutes"'):
+                events.run()
+    finally:
+        pg.execute("DROP FOREIGN DATA WRAPPER nothing CASCADE")
 
 
 @contextmanager
