@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 
+import pyarrow as pa
 import pytest
 
+import rivet_dagster as rd
 from rivet_dagster.contract import EncodedPart
 from rivet_dagster.destinations.local import LocalDestination
 from rivet_dagster.errors import DestinationError
 from tests.faults.kit import FaultyStore, Rows, Trouble, export, is_part, manifest_of, read_as_a_reader
+from tests.faults.lakes import S3_ALONE
+from tests.servers.faultproxy import FaultProxy, park
 
 
 class Hurrying(Rows):
@@ -148,3 +152,25 @@ def test_the_source_is_free_before_the_last_part_has_arrived(tmp_path):
 
     export(FaultyStore(LocalDestination(tmp_path), before=wait), rows)
     assert free
+
+
+@pytest.mark.parametrize("cloud", S3_ALONE, indirect=True)
+def test_a_store_that_is_slow_holds_up_nobody_who_encodes(cloud):
+    """The first part has not arrived before the rows of the third are asked for: by their order, not by a clock."""
+    with FaultProxy(cloud.harness.server.url) as proxy:
+        slow = proxy.on("PUT", r"/data/part-.*-00001\.", park())
+        told = []
+
+        def rows():
+            for n in range(5):
+                if n == 2:
+                    slow.wait_for_hit()
+                    told.append(len(slow.answers))
+                    slow.release()
+                yield pa.table({"id": [n] * 100})
+
+        server = cloud.harness.server.at(proxy.url)
+        result = cloud.export(rd.Batches(rows()), server=server, format="csv", max_file_size="300B")
+    assert result.success
+    assert told == [0], "the store has not answered yet"
+    assert [row["id"] for row in cloud.rows()] == [n for n in range(5) for _ in range(100)]

@@ -205,7 +205,8 @@ def test_what_is_committed_is_found_when_the_step_is_repeated(instance, lake, ta
 
 
 def test_so_many_run_at_a_time_and_no_more(instance, lake, tables):
-    running, most, lock, both = [0], [0], threading.Lock(), threading.Barrier(3)
+    running, most, lock = [0], [0], threading.Lock()
+    three, fourth = threading.Barrier(3), threading.Event()
 
     class Counted(rd.LocalIOManager):
         def open_destination(self, clients):
@@ -216,7 +217,11 @@ def test_so_many_run_at_a_time_and_no_more(instance, lake, tables):
                 with lock:
                     running[0] += 1
                     most[0] = max(most[0], running[0])
-                both.wait(30)
+                    if running[0] > 3:
+                        fourth.set()
+                three.wait(30)
+                # Time for one more to come, if there is one.
+                fourth.wait(0.5)
                 with lock:
                     running[0] -= 1
                 return stage(key)
