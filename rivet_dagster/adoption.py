@@ -59,6 +59,7 @@ def adopt(
     extraction: Extraction,
     taken: Sequence[Manifest],
     *,
+    lineage: frozenset[str],
     verify: Verify,
     log: logging.Logger,
 ) -> Adopted:
@@ -72,6 +73,7 @@ def adopt(
         prefix: which dataset.
         extraction: that has not begun to read.
         taken: what the runs that this one has taken over had recorded.
+        lineage: the Dagster runs that this one repeats; whoever runs on a schedule asks for the rows of today.
         verify: "readback" reads every part again; "store" those of which the store keeps no checksum to compare.
         log: told of what is moved.
     """
@@ -81,7 +83,7 @@ def adopt(
     inspection = _Inspection(destination, prefix, verify=verify, log=log)
     offers: list[tuple[Manifest, Reusable]] = []
     for dead in taken:
-        found = _reusable(resume, extraction, dead)
+        found = _reusable(resume, extraction, dead, lineage)
         if found.ranges:
             offers.append((dead, found))
         elif found.because and dead.parts:
@@ -95,7 +97,9 @@ def adopt(
     return inspection.result((), taken)
 
 
-def _reusable(resume: Resume, extraction: Extraction, dead: Manifest) -> Reusable:
+def _reusable(resume: Resume, extraction: Extraction, dead: Manifest, lineage: frozenset[str]) -> Reusable:
+    if dead.dagster_run_id not in lineage:
+        return Reusable(because=f"this run does not repeat {dead.dagster_run_id}, so all its rows are read now")
     if extraction.gates:
         return Reusable(because="gates judge the rows as they are read")
     return resume.reusable(dead)

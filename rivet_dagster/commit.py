@@ -178,7 +178,8 @@ class _Commit:
             log=log,
         )
         self._tidy(seen)
-        adopted = adopt(destination, prefix, extraction, taken, verify=settings.verify, log=log)
+        lineage = self.attempt.lineage
+        adopted = adopt(destination, prefix, extraction, taken, lineage=lineage, verify=settings.verify, log=log)
         self.notes += notes + adopted.notes
         return adopted
 

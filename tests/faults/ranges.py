@@ -50,6 +50,7 @@ def export_table(
     *,
     run_id: str = "run-1",
     over: Sequence[str] = (),
+    repeats: Sequence[str] | None = None,
     settings: CommitSettings | None = None,
     table: str = "orders",
     format: str = "csv",  # noqa: A002
@@ -58,7 +59,7 @@ def export_table(
     gates: Sequence[Callable[[], None]] = (),
     **mode: Any,
 ) -> ExportReceipt:
-    """One run of the seam over a table in ranges."""
+    """One run of the seam over a table in ranges: a re-execution of those that are dead, or of what `repeats` names."""
     chunked = Chunked(**{"rows_per_part": 10, "consistency": "statement", **mode})
     wanted = Export(
         name="orders", table=table, mode=chunked, format=format, max_file_size=max_file_size, columns=columns or {}
@@ -76,7 +77,7 @@ def export_table(
         attempt=Attempt(
             export_name="orders",
             dagster_run_id=run_id,
-            lineage=frozenset({run_id}),
+            lineage=frozenset({run_id, *(("dead", "a", *over) if repeats is None else repeats)}),
             is_over=lambda other: other in over,
         ),
         plan=plan,

@@ -121,6 +121,18 @@ def test_the_run_after_a_killed_one_reads_the_other_ranges(two_places, url, para
     assert litter(two_places.raw()) == []
 
 
+def test_a_run_that_repeats_none_reads_everything_now(place, url):
+    """The next run of a schedule is asked for the rows of its own time."""
+    store = place.fresh()
+    die(store, url, parts=3)
+    change(url, "update orders set note = 'changed since'")
+    receipt = export_table(store, url, run_id="tomorrow", over=["dead"], repeats=())
+    assert reused(receipt) == {}
+    assert "does not repeat dead" in receipt.notes[-1]
+    assert dataset(place.raw()) == rows_of(url)
+    assert litter(place.raw()) == []
+
+
 def test_the_dataset_is_that_of_an_undisturbed_run(place, url):
     store = place.fresh()
     die(store, url, parts=3)
