@@ -48,21 +48,21 @@ def export(database, tmp_path):
 
 def test_a_row_of_the_day_that_was_exported_last_is_not_skipped(database, export):
     """A day is a unit as any other: it leaves when it is over, with all of its rows."""
-    today = datetime.now(timezone.utc).date()
-    days = [today - timedelta(days=n) for n in (3, 2, 0)]
-    values = ", ".join(f"({n}, '{day}')" for n, day in enumerate(days))
-    database.execute("CREATE TABLE events (id integer, seen date)", f"INSERT INTO events VALUES {values}")
+    day = datetime.now(timezone.utc).date() + timedelta(days=1)
+    database.execute(
+        "CREATE TABLE events (id integer, seen date)",
+        f"INSERT INTO events VALUES (0, '{day - timedelta(days=4)}'), (1, '{day - timedelta(days=3)}'), (2, '{day}')",
+    )
     events = export(cursor_column="seen", time_zone="UTC")
     events.run()
     assert events.rows() == [0, 1]
-    assert date.fromisoformat(events.manifest["cursor"]["value"]) in (today, today + timedelta(days=1))
-    database.execute(f"INSERT INTO events VALUES (3, '{today}')")
+    assert day - timedelta(days=1) <= date.fromisoformat(events.manifest["cursor"]["value"]) <= day
+    database.execute(f"INSERT INTO events VALUES (3, '{day}')")
     events.run()
     assert events.rows() == [0, 1]
-    # Once the day is over: of the same dataset, a cursor that stands a day earlier.
-    database.execute("UPDATE events SET seen = '2024-01-01' WHERE id < 2")
-    set_back(events, (today - timedelta(days=5)).isoformat())
-    database.execute(f"UPDATE events SET seen = '{today - timedelta(days=1)}' WHERE id > 1")
+    # Once the day is over, which is the same as when it and the cursor were earlier.
+    set_back(events, (day - timedelta(days=2)).isoformat())
+    database.execute(f"UPDATE events SET seen = '{day - timedelta(days=2)}' WHERE id > 1")
     events.run()
     assert events.rows() == [0, 1, 2, 3]
 
@@ -95,7 +95,8 @@ def test_ties_are_not_lost_wherever_a_window_ends(database, export):
             now = now.replace(microsecond=0)
         insert(now, now, now + timedelta(seconds=1))
         events.run()
-        insert(now + timedelta(seconds=1), datetime.fromisoformat(events.manifest["cursor"]["value"]))
+        end = datetime.fromisoformat(events.manifest["cursor"]["value"])
+        insert(end, max(end, now + timedelta(seconds=1)))
     time.sleep(2.1)
     events.run()
     assert events.rows() == list(range(next(ids)))
@@ -103,24 +104,29 @@ def test_ties_are_not_lost_wherever_a_window_ends(database, export):
 
 @pytest.mark.parametrize("nulls", ["exclude", "first_run", "fail"])
 def test_what_is_said_of_nulls_is_done_in_the_database(database, export, nulls):
+    """And those that sort last neither freeze the cursor nor empty it."""
     database.execute(
-        f"CREATE TABLE events (id integer, ended {NAIVE[database.kind]})",
-        "INSERT INTO events VALUES (1, '2024-01-01 00:00:00'), (2, NULL), (3, '2024-01-03 00:00:00'), (4, NULL), "
-        "(5, '2024-01-02 00:00:00')",
+        f"CREATE TABLE events (id integer, n {database.bigint} UNIQUE)",
+        "INSERT INTO events VALUES (1, 1), (2, NULL), (3, 3), (4, NULL), (5, 2)",
     )
-    events = export(cursor_column="ended", time_zone="UTC", nulls=nulls)
+    events = export(cursor_column="n", nulls=nulls)
     if nulls == "fail":
-        with pytest.raises(rd.ContractError, match="found 2 of them"):
+        with pytest.raises(rd.ContractError, match=r"column 'n'.*no NULL, found 2 of them.*nulls="):
             events.run()
+        assert not (events.lake / "events" / "manifest.json").exists()
+        database.execute("UPDATE events SET n = 100 + id WHERE n IS NULL")
+        events.run()
+        database.execute("INSERT INTO events VALUES (6, NULL)")
+        with pytest.raises(rd.ContractError, match="found 1"):
+            events.run()
+        assert events.rows() == [1, 2, 3, 4, 5]
         return
-    counted = events.run().counters.get("rivet/nulls_excluded")
-    assert counted == (2 if nulls == "exclude" else None)
-    # NULLs that sort last neither freeze the cursor nor empty it.
-    first = events.manifest["cursor"]["value"]
-    assert first is not None
-    events.run()
-    assert events.manifest["cursor"]["value"] == first
-    assert events.rows() == ([1, 3, 5] if nulls == "exclude" else [1, 2, 3, 4, 5])
+    assert events.run().counters.get("rivet/nulls_excluded") == (2 if nulls == "exclude" else None)
+    assert events.manifest["cursor"]["value"] == 3
+    database.execute("INSERT INTO events VALUES (6, NULL), (7, 7)")
+    assert "rivet/nulls_excluded" not in events.run().counters
+    assert events.manifest["cursor"]["value"] == 7
+    assert events.rows() == ([1, 3, 5, 7] if nulls == "exclude" else [1, 2, 3, 4, 5, 7])
 
 
 @pytest.mark.parametrize("kind", ["naive", "aware"])
