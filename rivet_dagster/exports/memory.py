@@ -14,7 +14,7 @@ CSV_GROUP_BYTES = 1_000_000
 _AHEAD_BYTES = 16_000_000
 # A source's batch and its driver's copy of it; an upload, which reads its part in pieces; sessions, threads, and what
 # an allocator keeps.
-_BATCHES_BYTES, _UPLOAD_BYTES, _REST_BYTES = 16_000_000, 16_000_000, 16_000_000
+_BATCHES_BYTES, _UPLOAD_BYTES, _REST_BYTES = 16_000_000, 16_000_000, 28_000_000
 _FIXED_BYTES = _BATCHES_BYTES + _UPLOAD_BYTES + _REST_BYTES
 # A row group is there as it came, joined, and encoded.
 _COPIES = 3

@@ -13,7 +13,7 @@ import pytest
 from tests.servers import postgres
 
 ROWS = 40_000
-BUDGET = 80_000_000
+BUDGET = 100_000_000
 
 EXPORT = textwrap.dedent("""
     import json, re, sys
