@@ -21,7 +21,8 @@ if TYPE_CHECKING:
         SourceError,
     )
     from rivet_dagster.exports.formats import Csv, Parquet
-    from rivet_dagster.exports.modes import Chunked, Full, Incremental
+    from rivet_dagster.exports.modes import Chunked, Full, Incremental, TimeWindow
+    from rivet_dagster.exports.partitions import PartitionBy
     from rivet_dagster.exports.spec import Batches, Export, cast
     from rivet_dagster.orchestration.assets import build_export_asset
     from rivet_dagster.orchestration.azure import AzureIOManager
@@ -55,12 +56,14 @@ __all__ = [
     "IntegrityError",
     "LocalIOManager",
     "Parquet",
+    "PartitionBy",
     "PlanRejected",
     "ReadError",
     "RivetError",
     "S3IOManager",
     "SourceError",
     "StdoutIOManager",
+    "TimeWindow",
     "WriteCommitProtocol",
     "build_export_asset",
     "build_export_definitions",
@@ -91,12 +94,14 @@ _HOME = {
     "IntegrityError": "errors",
     "LocalIOManager": "orchestration.io_managers",
     "Parquet": "exports.formats",
+    "PartitionBy": "exports.partitions",
     "PlanRejected": "errors",
     "ReadError": "errors",
     "RivetError": "errors",
     "S3IOManager": "orchestration.s3",
     "SourceError": "errors",
     "StdoutIOManager": "orchestration.io_managers",
+    "TimeWindow": "exports.modes",
     "WriteCommitProtocol": "contract",
     "build_export_asset": "orchestration.assets",
     "build_export_definitions": "orchestration.definitions",

@@ -58,7 +58,9 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The rows between two values of a cursor, compared by the database; `None` for `high` is no such row.
+    """The rows between two values of a cursor, compared by the database.
+
+    `None` for `high` is no such row, unless the window is `endless`.
 
     Values are of the cursor's kind and travel typed, so no session's time zone can shift them.
 
@@ -69,6 +71,7 @@ class Window:
         high: where it ends.
         high_open: likewise.
         nulls: the rows whose cursor is NULL are in it, too.
+        endless: there is no upper bound.
     """
 
     cursor: Cursor
@@ -77,6 +80,12 @@ class Window:
     high: Any | None
     high_open: bool
     nulls: bool = False
+    endless: bool = False
+
+    @property
+    def is_one_value(self) -> bool:
+        """Whether its rows all have the same value."""
+        return self.low is not None and self.low == self.high and not (self.low_open or self.high_open)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

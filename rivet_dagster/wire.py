@@ -118,7 +118,7 @@ def _source(c: Content) -> dict[str, Any]:
     low, high = window.get("low"), window.get("high")
     extraction = {
         "strategy": c.strategy,
-        "cursor_column": cursor.get("column"),
+        "cursor_column": cursor.get("column", window.get("column")),
         "cursor_type": cursor.get("type"),
         "cursor_low": None if low is None else str(low),
         "cursor_high": None if high is None else str(high),

@@ -11,6 +11,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+from datetime import datetime, timezone
 from decimal import Decimal
 from itertools import takewhile
 from pathlib import Path
@@ -174,6 +175,23 @@ def test_the_example_of_a_gentle_source_is_one(snippet: Any) -> None:
     database.check()
     said = re.findall(r"`(\w+)`", _section("Gentle to the database"))
     assert set(rd.DatabaseResource.model_fields) - {"url"} <= set(said)
+
+
+def test_the_example_of_the_last_days_is_one(snippet: Any) -> None:
+    assert snippet("TimeWindow(")["recent"].mode == rd.TimeWindow(time_column="created_at", days=7)
+
+
+def test_the_example_of_partitions_asks_for_the_day_that_is_over(snippet: Any, tmp_path: Path) -> None:
+    repository = snippet("partition_by=")["defs"].get_repository_def()
+    (tmp_path / "home").mkdir()
+    with dg.instance_for_test(temp_dir=str(tmp_path / "home")) as instance:
+        context = dg.build_schedule_context(
+            instance=instance,
+            repository_def=repository,
+            scheduled_execution_time=datetime(2026, 2, 1, 2, tzinfo=timezone.utc),
+        )
+        tick = repository.get_schedule_def("daily_schedule").evaluate_tick(context)
+    assert [request.partition_key for request in tick.run_requests or ()] == ["2026-01-31"]
 
 
 def test_the_example_of_a_bundle_is_two_steps(snippet: Any) -> None:

@@ -10,16 +10,21 @@ import xxhash
 
 from rivet_dagster.errors import ContractError
 from rivet_dagster.exports.modes import Incremental
-from rivet_dagster.windows import Cursor, CursorKind, Window
+from rivet_dagster.windows import Cursor, CursorKind, CursorTerm, Window
 
-__all__ = ["column_name", "recorded_cursor", "recorded_window", "start_of", "type_name", "written"]
+__all__ = ["column_name", "recorded_cursor", "recorded_window", "start_of", "term_name", "type_name", "written"]
 
 
 def column_name(mode: Incremental) -> str:
     """Which cursor it is, for the dataset's identity: the column's name, or a hash of the expression's text."""
-    if mode.term.expression is None:
-        return str(mode.cursor_column)
-    return f"expression:xxh3:{xxhash.xxh3_64_hexdigest(' '.join(mode.term.expression.split()).encode())}"
+    return term_name(mode.term)
+
+
+def term_name(term: CursorTerm) -> str:
+    """What a manifest calls a term: the column's name, or a hash of the expression's text."""
+    if term.expression is None:
+        return str(term.column)
+    return f"expression:xxh3:{xxhash.xxh3_64_hexdigest(' '.join(term.expression.split()).encode())}"
 
 
 def type_name(mode: Incremental, cursor: Cursor) -> str:

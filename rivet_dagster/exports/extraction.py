@@ -15,14 +15,16 @@ from rivet_dagster.exports.chunked import RangesReading, key_of, ranges_between,
 from rivet_dagster.exports.content import content_of_value, schema_of_value
 from rivet_dagster.exports.incremental import plan_incremental
 from rivet_dagster.exports.memory import divide
-from rivet_dagster.exports.modes import Chunked, Incremental
+from rivet_dagster.exports.modes import Chunked, Incremental, TimeWindow
 from rivet_dagster.exports.output import OutputSettings
 from rivet_dagster.exports.pace import Pace
+from rivet_dagster.exports.partitions import Partition
 from rivet_dagster.exports.planned import Asked, Extraction
 from rivet_dagster.exports.progress import Progress, estimate_of
 from rivet_dagster.exports.reading import Encoder, Reading
 from rivet_dagster.exports.resume import Resume, obstacle, resume_terms
 from rivet_dagster.exports.spec import Export
+from rivet_dagster.exports.subset import plan_partition, plan_time_window
 from rivet_dagster.exports.values import Rows, rows_of
 from rivet_dagster.manifest import Manifest
 from rivet_dagster.rows import KeyRange, Snapshot, Source, SplittableSource
@@ -43,6 +45,7 @@ def plan_export(
     source: Source,
     output: OutputSettings,
     head: Manifest | None,
+    partition: Partition | None = None,
     agree: Callable[[], None] = _agreed,
     log: logging.Logger = _LOG,
     clock: Callable[[], float] = time.monotonic,
@@ -56,6 +59,7 @@ def plan_export(
         source: where from.
         output: what counts for this export.
         head: of the prefix, as it is when the run begins; a mode with a cursor adds to it, others replace it.
+        partition: of the export, where it has some.
         agree: called before anything is added to `head`, or begun without one, once `head` is known to be this
             export's; raises where it is not the state that somebody else remembers.
         log: told of the progress, by the thread that calls this.
@@ -80,10 +84,15 @@ def plan_export(
         progress=progress,
         pace=Pace(max_rows_per_second, clock=clock),
     )
+    by = export.partitioned_by
+    if by is not None and partition is not None:
+        return plan_partition(asked, by, partition)
     if isinstance(export.mode, Chunked):
         return _in_ranges(asked, export.mode)
     if isinstance(export.mode, Incremental):
         return plan_incremental(asked, export.mode, head=head, agree=agree)
+    if isinstance(export.mode, TimeWindow):
+        return plan_time_window(asked, export.mode)
     return _whole(asked)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Annotated, Any, Literal
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from rivet_dagster.errors import ConfigError
+from rivet_dagster.exports.moments import Unit, check_zone
 from rivet_dagster.exports.sizes import parse_duration, parse_size
 from rivet_dagster.rows import Consistency
 from rivet_dagster.windows import CursorTerm
 
-__all__ = ["Chunked", "Full", "Incremental", "Mode"]
+__all__ = ["Chunked", "Full", "Incremental", "Mode", "TimeWindow"]
 
 _DEFAULT_BYTES = "256MB"
 
@@ -143,9 +143,7 @@ class Incremental(BaseModel):
         default=None,
         description='Whose clock a timestamp without a zone is by, e.g. "UTC" or "Europe/Berlin"; needed for one.',
     )
-    unit: Literal["s", "ms", "us"] | None = Field(
-        default=None, description="Of an integer that counts time since 1970-01-01 00:00 UTC."
-    )
+    unit: Unit | None = Field(default=None, description="Of an integer that counts time since 1970-01-01 00:00 UTC.")
     monotonic: bool = Field(
         default=False,
         description="The author's word that a text or UUID only rises, as UUIDv7 and ULID do; needed for these.",
@@ -161,13 +159,7 @@ class Incremental(BaseModel):
     @field_validator("time_zone")
     @classmethod
     def _is_a_zone(cls, value: str | None) -> str | None:
-        try:
-            if value is not None:
-                ZoneInfo(value)
-        except (ZoneInfoNotFoundError, ValueError, OSError):
-            msg = f'time_zone: expected the name of a time zone, such as "UTC" or "Europe/Berlin"; found {value!r}'
-            raise ConfigError(msg) from None
-        return value
+        return check_zone(value)
 
     @model_validator(mode="after")
     def _one_cursor(self) -> Incremental:
@@ -194,5 +186,47 @@ class Incremental(BaseModel):
         return parse_duration(self.lag, field="lag") if self.lag is not None else timedelta()
 
 
-Mode = Annotated[Full | Chunked | Incremental, Field(discriminator="kind")]
+class TimeWindow(BaseModel):
+    """Every run exports the rows of the last days, by the source's clock, and replaces the dataset.
+
+    These are the rows whose time is not before `now - days`; those of the future are among them. Rows without a time
+    are left out.
+
+    Raises:
+        ConfigError: a setting cannot be; names the field.
+        pydantic.ValidationError: a setting has the wrong type or is unknown; names the field.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    kind: Literal["time_window"] = Field(default="time_window", description="The mode's name.")
+    time_column: str = Field(
+        description='The column that says when a row was, e.g. "created_at", as the database names it.'
+    )
+    days: int = Field(ge=1, le=36_500, description="How many times 24 hours the window has.")
+    time_zone: str | None = Field(
+        default=None,
+        description="Whose clock a timestamp without a zone is by; needed for one. Of dates, whose day it is.",
+    )
+    unit: Unit | None = Field(default=None, description="Of an integer that counts time since 1970-01-01 00:00 UTC.")
+
+    @field_validator("time_column")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        if not value.strip():
+            msg = f'time_column: expected the name of a column, e.g. "created_at"; found {value!r}'
+            raise ConfigError(msg)
+        return value
+
+    @field_validator("time_zone")
+    @classmethod
+    def _is_a_zone(cls, value: str | None) -> str | None:
+        return check_zone(value)
+
+    @property
+    def term(self) -> CursorTerm:
+        """What a source is asked about."""
+        return CursorTerm(column=self.time_column, is_time=self.time_zone is not None)
+
+
+Mode = Annotated[Full | Chunked | Incremental | TimeWindow, Field(discriminator="kind")]
 """A mode with its settings."""

@@ -67,6 +67,7 @@ class PlannedExport:
         max_retries: of the retry policy that applies; 0 without one.
         mode: which rows, in which pieces.
         bundled: whether several exports share one step.
+        ranged: whether a run may have several partitions.
     """
 
     name: str
@@ -76,6 +77,7 @@ class PlannedExport:
     max_retries: int = 0
     mode: Mode = field(default_factory=Full)
     bundled: bool = False
+    ranged: bool = False
 
     @property
     def is_stream(self) -> bool:
@@ -135,6 +137,17 @@ def _no_bundle(e: PlannedExport) -> Iterator[Diagnostic]:
             message="several exports of a bundle run at a time, and a repeated bundle leaves out what is committed; a "
             "stream would mix their rows, and nothing of it is ever committed",
             remedy="leave bundle=True out, or choose a destination that keeps objects",
+        )
+
+
+def _no_ranges(e: PlannedExport) -> Iterator[Diagnostic]:
+    if e.is_stream and e.ranged:
+        yield Diagnostic(
+            level=Level.REJECTED,
+            rule="stdout-no-ranges",
+            subject=e.name,
+            message="each partition is a dataset of its own, and nothing in a stream says where one ends",
+            remedy="run one partition at a time: leave backfill_policy out, or choose a destination that keeps objects",
         )
 
 
@@ -271,6 +284,7 @@ _RULES: tuple[Callable[[PlannedExport], Iterator[Diagnostic]], ...] = (
     _no_split,
     _no_chunks,
     _no_bundle,
+    _no_ranges,
     _verify_unattainable,
     _no_codec_on_stream,
     lambda e: format_findings(e.output.format, subject=e.name),

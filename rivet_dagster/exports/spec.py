@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.formats import Format
 from rivet_dagster.exports.modes import Chunked, Full, Mode
+from rivet_dagster.exports.partitions import PartitionBy
 from rivet_dagster.exports.sizes import parse_size
 from rivet_dagster.rows import Query
 
@@ -65,6 +66,9 @@ class Export(BaseModel):
     table: str | None = Field(default=None, description='The table to read, e.g. "public.orders"; or give `query`.')
     query: str | None = Field(default=None, description="One select statement; or give `table`.")
     mode: Mode = Field(default_factory=Full, description="Which rows a run exports, and in which pieces.")
+    partition_by: str | PartitionBy | None = Field(
+        default=None, description="The column that says which partition a row is of, for an asset with partitions."
+    )
     format: Format | None = Field(default=None, description='"parquet", "csv", or either with settings.')
     max_file_size: str | int | None = Field(
         default=None, description='Size from which a part ends and the next begins, e.g. "256MB".'
@@ -129,6 +133,22 @@ class Export(BaseModel):
             )
             raise ConfigError(msg)
         return self
+
+    @model_validator(mode="after")
+    def _whole_partitions(self) -> Export:
+        by = self.partitioned_by
+        if by is not None and not isinstance(self.mode, Full):
+            msg = (
+                f"export {self.name!r}: partition_by and {type(self.mode).__name__} do not go together: a run exports "
+                "all rows of a partition, and replaces it; leave the mode out, or partition_by"
+            )
+            raise ConfigError(msg)
+        return self
+
+    @property
+    def partitioned_by(self) -> PartitionBy | None:
+        """`partition_by` with its settings."""
+        return PartitionBy(column=self.partition_by) if isinstance(self.partition_by, str) else self.partition_by
 
     @property
     def relation(self) -> str:

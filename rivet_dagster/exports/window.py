@@ -12,16 +12,13 @@ from zoneinfo import ZoneInfo
 
 from rivet_dagster.errors import ConfigError, ContractError
 from rivet_dagster.exports.modes import Incremental
+from rivet_dagster.exports.moments import EPOCH, LAST_ZONE, UNITS
 from rivet_dagster.exports.sizes import parse_duration
 from rivet_dagster.rows import IncrementalSource, Query
 from rivet_dagster.windows import Cursor, Noted, Settling, Window
 
 __all__ = ["Fixed", "check_mode", "fixed_window"]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_UNITS = {"s": timedelta(seconds=1), "ms": timedelta(milliseconds=1), "us": timedelta(microseconds=1)}
-# Where a day ends last: by then it is over everywhere.
-_LAST_ZONE = timezone(-timedelta(hours=12))
 _RANDOM = 4
 _CHOICE = 'choose lag="5 minutes" (later commits may be missed), or settle="none"'
 
@@ -165,7 +162,7 @@ def _end(mode: Incremental, cursor: Cursor, noted: Noted, *, by_clock: bool, sub
         return noted.top, not cursor.unique
     clock = noted.clock - mode.held_back
     if mode.unit is not None:
-        return (clock - _EPOCH) // _UNITS[mode.unit], True
+        return (clock - EPOCH) // UNITS[mode.unit], True
     if cursor.kind == "instant":
         return _cut(clock.astimezone(timezone.utc), cursor.resolution), True
     if cursor.kind == "naive":
@@ -173,7 +170,7 @@ def _end(mode: Incremental, cursor: Cursor, noted: Noted, *, by_clock: bool, sub
         local = clock.astimezone(ZoneInfo(str(mode.time_zone))).replace(tzinfo=None)
         return _cut(local, cursor.resolution), True
     if mode.time_zone is None:
-        return clock.astimezone(_LAST_ZONE).date(), True
+        return clock.astimezone(LAST_ZONE).date(), True
     zone = ZoneInfo(mode.time_zone)
     return (clock.astimezone(zone).replace(tzinfo=None) - _shift(zone)).date(), True
 

@@ -7,11 +7,11 @@ from typing import Any, Optional, TypedDict
 import dagster as dg
 from pydantic import Field
 
-from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.manifest import fingerprint
 from rivet_dagster.orchestration.handle import ExportHandle
 from rivet_dagster.orchestration.io_managers import ExportIOManager
+from rivet_dagster.orchestration.partitions import check_partitions, keys_of, one_partition_a_run, partitions_of, untold
 from rivet_dagster.orchestration.resources import DatabaseResource
 
 __all__ = [
@@ -57,6 +57,7 @@ def build_export_asset(
     io_manager_key: str = "io_manager",
     key_prefix: KeyPrefix = None,
     partitions_def: dg.PartitionsDefinition[str] | None = None,
+    backfill_policy: dg.BackfillPolicy | None = None,
     retry_policy: dg.RetryPolicy | None = None,
     pool: str | None = None,
     deps: Iterable[Any] | None = None,
@@ -71,7 +72,9 @@ def build_export_asset(
         source: key of the `DatabaseResource` to read from.
         io_manager_key: key of the IO manager, which is the destination.
         key_prefix: of the asset key, which ends in the export's name.
-        partitions_def: not yet; see `Raises`.
+        partitions_def: of time, static or dynamic; each partition is a dataset of its own, with the rows that
+            `partition_by` of the export says.
+        backfill_policy: how many partitions a run may have; one unless given.
         retry_policy: how often Dagster repeats the step after a failure that may pass.
         pool: where an instance may limit how many exports of one database run at once; named like `source` unless
             given.
@@ -81,7 +84,7 @@ def build_export_asset(
         tags: of the asset.
 
     Raises:
-        ConfigError: `partitions_def` is given.
+        ConfigError: nothing says which rows are of a partition, or the partitions are of another kind.
 
     Example:
         .. code-block:: python
@@ -105,6 +108,7 @@ def build_export_asset(
         source=source,
         io_manager_key=io_manager_key,
         partitions_def=partitions_def,
+        backfill_policy=backfill_policy,
         retry_policy=retry_policy,
         pool=pool,
     )
@@ -117,30 +121,36 @@ def export_asset(
     source: str,
     io_manager_key: str,
     partitions_def: dg.PartitionsDefinition[str] | None,
+    backfill_policy: dg.BackfillPolicy | None,
     retry_policy: dg.RetryPolicy | None,
     pool: str | None,
 ) -> dg.AssetsDefinition:
     """As `build_export_asset`, of an asset that is described already.
 
     Raises:
-        ConfigError: `partitions_def` is given.
+        ConfigError: nothing says which rows are of a partition, or the partitions are of another kind.
     """
-    if partitions_def is not None:
-        msg = f"export {export.name!r}: partitions_def on exports comes later; export the whole table, or a query"
-        raise ConfigError(msg)
+    check_partitions(export, partitions_def, backfill_policy)
+    if partitions_def is not None and backfill_policy is None:
+        backfill_policy = one_partition_a_run()
+    with untold():
+        asset = dg.asset(
+            **described,
+            required_resource_keys={source, io_manager_key},
+            io_manager_key=io_manager_key,
+            partitions_def=partitions_def,
+            backfill_policy=backfill_policy,
+            retry_policy=retry_policy,
+            pool=pool or source,
+        )
 
-    @dg.asset(
-        **described,
-        required_resource_keys={source, io_manager_key},
-        io_manager_key=io_manager_key,
-        retry_policy=retry_policy,
-        pool=pool or source,
-    )
+    @asset
     def _export(context: dg.AssetExecutionContext, config: ExportConfig) -> ExportHandle:
         # Nothing is read here: the IO manager reads, within the commit.
         require(context, io_manager_key, ExportIOManager)
         database = require(context, source, DatabaseResource)
-        return ExportHandle(export=export, database=database, full_refresh=config.full_refresh)
+        partitions = {} if partitions_def is None else partitions_of(partitions_def, keys_of(context))
+        return ExportHandle(export=export, database=database, full_refresh=config.full_refresh, partitions=partitions)
 
     return _export
 

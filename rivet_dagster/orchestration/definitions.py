@@ -16,6 +16,7 @@ from rivet_dagster.orchestration.bundles import bundle_asset
 from rivet_dagster.orchestration.checks import build_manifest_checks
 from rivet_dagster.orchestration.io_managers import ExportIOManager
 from rivet_dagster.orchestration.metadata import definition_metadata
+from rivet_dagster.orchestration.partitions import check_partitions, is_ranged, partition_schedule
 from rivet_dagster.orchestration.resources import DatabaseResource
 from rivet_dagster.sources.url import parse_url
 
@@ -37,6 +38,7 @@ def build_export_definitions(
     parallel: int | None = None,
     key_prefix: KeyPrefix = None,
     partitions_def: dg.PartitionsDefinition[str] | None = None,
+    backfill_policy: dg.BackfillPolicy | None = None,
     retry_policy: dg.RetryPolicy | None = None,
     pool: str | None = None,
     deps: Iterable[Any] | None = None,
@@ -54,12 +56,13 @@ def build_export_definitions(
         source: where from.
         destination: where to.
         name: of the job, and the beginning of the other names; unique in a code location.
-        schedule: a cron line, for when the job runs.
+        schedule: a cron line, for when the job runs; in the time zone of partitions, where they have one.
         bundle: all exports are one step that can be materialized in part, for many small tables; without it each is
             a step, and a process, of its own.
         parallel: how many exports of a bundle run at a time; 4 unless given.
         key_prefix: of the asset keys, as all that follows for each export; see `build_export_asset`.
-        partitions_def: not yet.
+        partitions_def: of each asset; `schedule` then runs each partition on its own, see the README.
+        backfill_policy: of each asset.
         retry_policy: of each step.
         pool: of each step that reads; `<name>_source` unless given, so that an instance can limit how many exports of
             this database run at once.
@@ -71,7 +74,8 @@ def build_export_definitions(
     Raises:
         PlanRejected: an export cannot work at this destination; carries every diagnostic.
         ConfigError: there is no export, one is named like the job, an argument is of another kind, a setting of the
-            source is not its database's, `parallel` is given without `bundle`, or `partitions_def` is.
+            source is not its database's, `parallel` is given without `bundle`, `partitions_def` with it, or nothing
+            says which rows are of a partition.
     """
     planned = [*exports]
     _require(name, "exports", Export, *planned)
@@ -87,6 +91,8 @@ def build_export_definitions(
     if not planned:
         msg = f"{name}: expected at least one export, found none"
         raise ConfigError(msg)
+    for e in planned:
+        check_partitions(e, partitions_def, backfill_policy)
     found = _diagnose(
         planned,
         source=source,
@@ -94,6 +100,7 @@ def build_export_definitions(
         key_prefix=key_prefix,
         retry_policy=retry_policy,
         bundled=bundle,
+        ranged=is_ranged(backfill_policy),
     )
     resources = {f"{name}_source": source, f"{name}_destination": destination}
     described = [
@@ -130,6 +137,7 @@ def build_export_definitions(
                 source=f"{name}_source",
                 io_manager_key=f"{name}_destination",
                 partitions_def=partitions_def,
+                backfill_policy=backfill_policy,
                 retry_policy=retry_policy,
                 pool=pool,
             )
@@ -139,7 +147,12 @@ def build_export_definitions(
         msg = f"name={name!r} is also the step of an export, and Dagster wants them to differ; give another name"
         raise ConfigError(msg)
     job = dg.define_asset_job(name, selection=dg.AssetSelection.assets(*(d["key"] for d in described)))
-    schedules = [dg.ScheduleDefinition(name=f"{name}_schedule", job=job, cron_schedule=schedule)] if schedule else []
+    schedules = []
+    if schedule and partitions_def is not None:
+        keys = [d["key"] for d in described]
+        schedules = [partition_schedule(f"{name}_schedule", job, schedule, partitions_def=partitions_def, keys=keys)]
+    elif schedule:
+        schedules = [dg.ScheduleDefinition(name=f"{name}_schedule", job=job, cron_schedule=schedule)]
     return dg.Definitions(
         assets=assets,
         resources=resources,
@@ -179,6 +192,7 @@ def _diagnose(
     key_prefix: KeyPrefix,
     retry_policy: dg.RetryPolicy | None,
     bundled: bool,
+    ranged: bool,
 ) -> tuple[Diagnostic, ...]:
     planned = []
     for e in exports:
@@ -193,6 +207,7 @@ def _diagnose(
                 max_retries=retry_policy.max_retries if retry_policy else 0,
                 mode=e.mode,
                 bundled=bundled,
+                ranged=ranged,
             )
         )
     found = (*diagnose(planned), *_password_in_clear(source, [p.name for p in planned]))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from rivet_dagster.exports.partitions import Partition
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.orchestration.resources import DatabaseResource
 
@@ -18,8 +20,16 @@ class ExportHandle:
         export: what to export.
         database: where from; nothing is connected yet.
         full_refresh: begin the dataset anew, whatever is there.
+        partitions: of the run, by key; empty for an export without any.
+        partition: the only one that this is about, once they are told apart.
     """
 
     export: Export
     database: DatabaseResource
     full_refresh: bool = False
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+    partition: Partition | None = None
+
+    def of(self, key: str) -> ExportHandle:
+        """One partition of the run."""
+        return replace(self, partition=self.partitions[key])

@@ -176,7 +176,7 @@ class Outlet:
             destination = self.open_destination()
             uri = destination.uri(asset_prefix(asked.asset_key.path, _only(values)).root)
             outcome = replace(outcome, uri=uri, of=len(values))
-            self._diagnose(asked, uri, settings=settings, export=_export_of(value))
+            self._diagnose(asked, uri, settings=settings, export=_export_of(value), ranged=len(values) > 1)
         except RivetError as e:
             return replace(outcome, failed={None: e}, of=1)
         for key, one in values.items():
@@ -192,7 +192,7 @@ class Outlet:
                 asked.log.error("export '%s': failed at %s: %s", asked.name, where, left)  # noqa: TRY400
         return outcome
 
-    def _diagnose(self, asked: Asked, uri: str, *, settings: Settings, export: Export | None) -> None:
+    def _diagnose(self, asked: Asked, uri: str, *, settings: Settings, export: Export | None, ranged: bool) -> None:
         planned = PlannedExport(
             name=asked.name,
             output=settings.output(export),
@@ -201,6 +201,7 @@ class Outlet:
             max_retries=asked.facts.max_retries,
             mode=export.mode if export else Full(),
             bundled=asked.bundled,
+            ranged=ranged,
         )
         found = diagnose([planned])
         reject(found)
@@ -230,6 +231,8 @@ def _by_partition(asked: Asked, value: Any) -> dict[str | None, Any]:
     if asked.partition_keys is None:
         return {None: value}
     keys = asked.partition_keys
+    if isinstance(value, ExportHandle) and value.partitions:
+        return {k: value.of(k) for k in keys}
     if isinstance(value, Mapping):
         if set(value) != set(keys):
             msg = (

@@ -56,6 +56,7 @@ class Planning:
                 source=self.value.database.source(),
                 output=self.output,
                 head=base.manifest if base else None,
+                partition=self.value.partition,
                 agree=lambda: self._agree(base),
                 log=self.log,
                 max_rows_per_second=self.value.database.max_rows_per_second,

@@ -19,7 +19,7 @@ from rivet_dagster.sources.guards import Misfits
 from rivet_dagster.sources.mysql_catalog import Table, from_clause, names_of, table_of, utf8_literal
 from rivet_dagster.sources.mysql_charsets import refuse_lost_characters
 from rivet_dagster.sources.mysql_connection import check_url, database_name
-from rivet_dagster.sources.mysql_cursor import cursor_of, note, quoted_name, value_literal
+from rivet_dagster.sources.mysql_cursor import cursor_of, note, window_text
 from rivet_dagster.sources.mysql_keys import range_text
 from rivet_dagster.sources.mysql_session import MySQLSession
 from rivet_dagster.sources.mysql_snapshot import MySQLSnapshot
@@ -29,7 +29,6 @@ from rivet_dagster.sources.mysql_wire import Block, WireError, decode
 from rivet_dagster.sources.ranges import checked_key, sampled_row_bytes, usable_keys
 from rivet_dagster.sources.session_settings import SessionSettings
 from rivet_dagster.sources.stream import BatchStream
-from rivet_dagster.sources.terms import term_sql, windowed
 from rivet_dagster.sources.url import DatabaseUrl
 from rivet_dagster.windows import Cursor, CursorTerm, Noted, Settling
 
@@ -101,8 +100,7 @@ class MySQLSource:
         if query.within is not None:
             text = range_text(query, table or table_of(query, session.rows))
         if query.window is not None:
-            term = term_sql(query.window.cursor.term, quoted_name)
-            text = windowed(query, text, term, value_literal)
+            text = window_text(query, query.window, text)
         described = session.describe(text)
         check_columns([column.name for column in described], query)
         plans = _planned(described, query)

@@ -12,10 +12,10 @@ from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.rows import Query
 from rivet_dagster.sources.description import what_is_read
 from rivet_dagster.sources.mysql_types import WireColumn, plan_column
-from rivet_dagster.sources.terms import no_column, no_cursor, relation_text, term_sql, top_sql
-from rivet_dagster.windows import Cursor, CursorKind, CursorTerm, Noted, Settling
+from rivet_dagster.sources.terms import no_column, no_cursor, relation_text, term_sql, top_sql, windowed
+from rivet_dagster.windows import Cursor, CursorKind, CursorTerm, Noted, Settling, Window
 
-__all__ = ["cursor_of", "note", "quoted_name", "value_literal"]
+__all__ = ["cursor_of", "note", "quoted_name", "value_literal", "window_text"]
 
 Fetch = Callable[[str], list[tuple[Any, ...]]]
 """All rows of a small statement."""
@@ -99,6 +99,16 @@ def value_literal(value: Any) -> str:
         return str(value)
     # A literal, so that the column's collation decides.
     return f"_utf8mb4 x'{value.encode().hex()}'" if isinstance(value, str) else f"DATE'{value.isoformat()}'"
+
+
+def window_text(query: Query, window: Window, text: str) -> str:
+    """A query's statement, restricted to a window."""
+    term = term_sql(window.cursor.term, quoted_name)
+    found = windowed(query, text, term, value_literal)
+    if window.is_one_value and isinstance(window.low, str):
+        # A collation may call other texts equal, too.
+        found += f" AND CAST(CONVERT({term} USING utf8mb4) AS BINARY) = x'{window.low.encode().hex()}'"
+    return found
 
 
 def _text(value: str) -> str:

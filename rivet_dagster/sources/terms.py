@@ -44,12 +44,12 @@ def condition(window: Window, term: str, literal: Callable[[Any], str]) -> str:
         literal: writes a value in the database's own type.
     """
     bounds = []
-    if window.high is None:
-        bounds.append("1 = 0")
-    else:
-        if window.low is not None:
-            bounds.append(f"{term} {'>' if window.low_open else '>='} {literal(window.low)}")
+    if window.low is not None:
+        bounds.append(f"{term} {'>' if window.low_open else '>='} {literal(window.low)}")
+    if window.high is not None:
         bounds.append(f"{term} {'<' if window.high_open else '<='} {literal(window.high)}")
+    elif not window.endless:
+        bounds = ["1 = 0"]
     within = " AND ".join(bounds)
     return f"({within}) OR {term} IS NULL" if window.nulls else within
 
@@ -62,12 +62,12 @@ def top_sql(relation: str, term: str, sent: str) -> str:
 def no_column(query: Query, column: str, known: Iterable[str]) -> ConfigError:
     """The refusal of a column that is not there."""
     names = ", ".join(map(repr, known))
-    return ConfigError(f"{what_is_read(query)}: no column {column!r} for the cursor; the columns are {names}")
+    return ConfigError(f"{what_is_read(query)}: no column {column!r}; the columns are {names}")
 
 
 def no_cursor(query: Query, term: CursorTerm, type_name: str, why: str = "") -> ConfigError:
     """The refusal of a type that no window can be over."""
     return ConfigError(
-        f"{what_is_read(query)}: {term.shown} is {type_name}{f': {why}' if why else ''}: a cursor is a timestamp, a "
-        "date, a whole number, or a text or UUID that only rises; choose another column, or give cursor_expression"
+        f"{what_is_read(query)}: {term.shown} is {type_name}{f': {why}' if why else ''}: expected a timestamp, "
+        "a date, a whole number, a text or a UUID; choose another column, or an expression that is one"
     )

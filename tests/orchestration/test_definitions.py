@@ -68,9 +68,7 @@ def test_the_code_version_is_a_function_of_the_export_alone():
     assert len(changed) == 4
 
 
-def test_partitions_are_refused_until_they_come():
-    with pytest.raises(rd.ConfigError, match="partitions_def on exports comes later"):
-        rd.build_export_asset(_orders(), partitions_def=dg.StaticPartitionsDefinition(["a"]))
+def test_no_export_and_one_that_is_named_like_the_job_are_refused():
     with pytest.raises(rd.ConfigError, match="at least one export"):
         _definitions([], rd.LocalIOManager(path="x"))
     with pytest.raises(rd.ConfigError, match="name='orders' is also the step of an export"):

@@ -156,6 +156,7 @@ def test_no_rule_knows_a_destination_by_its_name() -> None:
         "stdout-no-split",
         "stdout-no-chunked",
         "stdout-no-bundle",
+        "stdout-no-ranges",
         "stdout-single-export",
         "stdout-no-state",
         "stdout-no-receipt",
