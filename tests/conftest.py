@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from contextlib import ExitStack
 
 import hypothesis
@@ -29,3 +30,22 @@ def harness(request, servers, tmp_path):
     found = request.param(servers, tmp_path)
     yield found
     found.close()
+
+
+@pytest.fixture
+def tally(record_property):
+    """Count something up, to be said at the end of the session: `tally("cases", 3)`, in whichever worker."""
+    return lambda what, number: record_property("tally", (what, number))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say what was counted."""
+    reports = (report for some in terminalreporter.stats.values() for report in some)
+    counted: Counter[str] = Counter()
+    for report in reports:
+        if getattr(report, "when", None) == "call":
+            for name, value in report.user_properties:
+                if name == "tally":
+                    counted.update(dict([value]))
+    for what, number in sorted(counted.items()):
+        terminalreporter.write_line(f"{what}: {number}")

@@ -256,16 +256,12 @@ def is_part(key: str) -> bool:
     return "/data/part-" in key
 
 
-def read_as_a_reader(raw: Mapping[str, bytes], root: str = "orders/") -> list[bytes] | None:
-    """The dataset by the rule for readers, from nothing but raw objects; asserts all that a reader may rely on."""
+def followed(raw: Mapping[str, bytes], root: str = "orders/") -> list[dict[str, Any]] | None:
+    """The manifests that a reader follows, the oldest first, from nothing but raw objects."""
     marker = raw.get(f"{root}_SUCCESS")
     if marker is None:
         return None
     said = marker.decode().removesuffix("\n")
-
-    def fingerprint(body: bytes) -> str:
-        return f"xxh3:{xxhash.xxh3_64_hexdigest(body)}"
-
     head = raw[f"{root}manifest.json"]
     body = head
     if fingerprint(head) != said:
@@ -273,13 +269,21 @@ def read_as_a_reader(raw: Mapping[str, bytes], root: str = "orders/") -> list[by
         assert previous["fingerprint"] == said, "the marker names neither the head nor its previous"
         body = raw[f"{root}manifest-{previous['run_id']}.json"]
         assert fingerprint(body) == said, "the copy of the marker's manifest differs from it"
-    chain = [json.loads(body)]
+    chain: list[dict[str, Any]] = [json.loads(body)]
     while chain[-1]["dataset"] == "append" and chain[-1].get("previous"):
         copy = raw[f"{root}manifest-{chain[-1]['previous']['run_id']}.json"]
         assert fingerprint(copy) == chain[-1]["previous"]["fingerprint"]
         chain.append(json.loads(copy))
+    return chain[::-1]
+
+
+def read_as_a_reader(raw: Mapping[str, bytes], root: str = "orders/") -> list[bytes] | None:
+    """The dataset's parts as a reader gets them; asserts all that a reader may rely on."""
+    chain = followed(raw, root)
+    if chain is None:
+        return None
     out = []
-    for manifest in reversed(chain):
+    for manifest in chain:
         assert manifest["status"] == "success"
         assert manifest["row_count"] == sum(p["rows"] for p in manifest["parts"])
         for part in manifest["parts"]:
@@ -289,6 +293,10 @@ def read_as_a_reader(raw: Mapping[str, bytes], root: str = "orders/") -> list[by
             assert fingerprint(data) == part["content_fingerprint"]
             out.append(data)
     return out
+
+
+def fingerprint(body: bytes) -> str:
+    return f"xxh3:{xxhash.xxh3_64_hexdigest(body)}"
 
 
 def litter(raw: Mapping[str, bytes], root: str = "orders/") -> list[str]:
@@ -317,6 +325,7 @@ __all__ = [
     "Rows",
     "Trouble",
     "export",
+    "followed",
     "is_head",
     "is_marker",
     "is_part",
