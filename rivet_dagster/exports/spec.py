@@ -13,6 +13,7 @@ from rivet_dagster.exports.formats import Format
 from rivet_dagster.exports.modes import Chunked, Full, Mode
 from rivet_dagster.exports.partitions import PartitionBy
 from rivet_dagster.exports.sizes import parse_size
+from rivet_dagster.manifest import MAX_ANCESTORS
 from rivet_dagster.rows import Query
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ class Export(BaseModel):
     max_memory: str | int | None = Field(
         default=None, description='Size that the rows of a run may take on their way, e.g. "256MB".'
     )
-    retain: int | None = Field(default=None, ge=0, description="Superseded deliveries kept besides the newest.")
+    retain: int | None = Field(
+        default=None, ge=0, lt=MAX_ANCESTORS, description="Superseded deliveries kept besides the newest."
+    )
     symlink_manifest: bool | None = Field(
         default=None, description="Also write a list of the parts for engines that cannot follow a manifest."
     )

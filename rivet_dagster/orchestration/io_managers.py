@@ -14,6 +14,7 @@ from rivet_dagster.destinations.local import LocalDestination
 from rivet_dagster.destinations.stdout import StdoutDestination
 from rivet_dagster.errors import DestinationError, RivetError
 from rivet_dagster.layout import Prefix, asset_prefix
+from rivet_dagster.manifest import MAX_ANCESTORS
 from rivet_dagster.orchestration.failures import masked
 from rivet_dagster.orchestration.outputs import Outlet
 from rivet_dagster.orchestration.settings import Duration, Settings, Size
@@ -50,6 +51,7 @@ class ExportIOManager(dg.ConfigurableIOManager):
     retain: int = Field(
         default=0,
         ge=0,
+        lt=MAX_ANCESTORS,
         description="Superseded deliveries kept besides the newest, for readers that still hold an older manifest.",
     )
     verify: Literal["store", "readback"] = Field(

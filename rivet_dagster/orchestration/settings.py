@@ -13,6 +13,7 @@ from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.output import OutputSettings, resolve_output
 from rivet_dagster.exports.sizes import parse_duration, parse_size
 from rivet_dagster.exports.spec import Export
+from rivet_dagster.manifest import MAX_ANCESTORS
 
 __all__ = ["Duration", "Settings", "Size"]
 
@@ -20,7 +21,7 @@ __all__ = ["Duration", "Settings", "Size"]
 def _size(value: Any, info: ValidationInfo) -> Any:
     if value is not None and not isinstance(value, dg.EnvVar):
         parse_size(value, field=str(info.field_name))
-    return value
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _duration(value: Any) -> Any:
@@ -42,7 +43,7 @@ class Settings(BaseModel):
     format: Literal["parquet", "csv"] = "parquet"
     max_file_size: Size | None = None
     max_memory: Size | None = None
-    retain: int = Field(default=0, ge=0)
+    retain: int = Field(default=0, ge=0, lt=MAX_ANCESTORS)
     verify: Literal["store", "readback"] = "store"
     symlink_manifest: bool = False
     takeover_after: Duration = "1h"

@@ -120,7 +120,7 @@ def test_a_generator_that_breaks_publishes_nothing_and_keeps_its_own_error(insta
 def test_a_plain_asset_s_metadata_overrules_the_io_manager(instance, lake):
     metadata = {
         "rivet/format": "csv",
-        "rivet/max_file_size": "10B",
+        "rivet/max_file_size": 10,
         "rivet/verify": "readback",
         "rivet/symlink_manifest": True,
         "rivet/retain": 1,
@@ -179,6 +179,7 @@ def test_a_setting_in_metadata_that_cannot_be_is_named_and_not_retried(instance,
         ("takeover_after", "1"),
         ("takeover_after", "-1h"),
         ("retain", -1),
+        ("retain", 256),
         ("verify", "maybe"),
     ],
 )
