@@ -32,8 +32,7 @@ _SEQUENCES = """
 WITH here AS (
     SELECT d.classid, d.objid
     FROM pg_depend d JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
-    WHERE d.refclassid = 'pg_class'::regclass AND a.attname = {column} AND d.refobjid IN (
-        SELECT to_regclass({relation})::oid UNION SELECT relid::oid FROM pg_partition_tree(to_regclass({relation})))
+    WHERE d.refclassid = 'pg_class'::regclass AND a.attname = {column} AND d.refobjid IN ({tables})
 )
 SELECT s.seqcache::int8 AS cache, s.seqincrement > 0 AND NOT s.seqcycle AS rises, s.seqrelid::regclass::text AS name
 FROM pg_sequence s WHERE s.seqrelid IN (
@@ -46,10 +45,9 @@ _SUBSCRIBED = """
 SELECT (SELECT count(*) FROM pg_subscription_rel{only})
        + (SELECT count(*) FROM pg_replication_origin WHERE roname !~ '^pg_[0-9]+') AS n
 """
-_FOREIGN = """
-SELECT count(*)::int8 AS n FROM pg_foreign_table WHERE ftrelid IN (
-    SELECT to_regclass({relation})::oid UNION SELECT relid::oid FROM pg_partition_tree(to_regclass({relation})))
-"""
+_FOREIGN = "SELECT count(*)::int8 AS n FROM pg_foreign_table WHERE ftrelid IN ({tables})"
+# A table and all of its partitions.
+_TABLES = "SELECT to_regclass({0})::oid UNION SELECT relid::oid FROM pg_partition_tree(to_regclass({0}))"
 _OPEN = f"""
 SELECT l.virtualtransaction AS id, l.pid::int8 AS pid, a.xact_start AS since, a.usename::text AS role,
        a.application_name AS application
@@ -85,21 +83,22 @@ def check_promise(query: Query, cursor: Cursor, rows: Rows, *, replica: bool, by
             f'{what}: settle="writers" needs the primary: a replica does not know who is writing there; read from the '
             f"primary, or {instead}"
         )
-    only = f" WHERE srrelid = to_regclass({relation_literal(query)})" if query.table is not None else ""
+    tables = _TABLES.format(relation_literal(query)) if query.table is not None else None
+    only = f" WHERE srrelid IN ({tables})" if tables is not None else ""
     if rows(_SUBSCRIBED.format(only=only))[0]["n"]:
         raise ConfigError(
             f'{what}: settle="writers" needs one primary, and rows come here by logical replication, with values that '
             f"another server gave them; read from there, or {instead}"
         )
-    if query.table is not None and rows(_FOREIGN.format(relation=relation_literal(query)))[0]["n"]:
+    if tables is not None and rows(_FOREIGN.format(tables=tables))[0]["n"]:
         raise ConfigError(
             f'{what}: settle="writers" needs rows of this server, and it is a foreign table, or has such a partition: '
             f"who is writing there is not known; read from there, or {instead}"
         )
-    if by_clock or query.table is None or cursor.term.column is None:
+    if by_clock or tables is None or cursor.term.column is None:
         return
     column = text_literal(cursor.term.column)
-    for found in rows(_SEQUENCES.format(relation=relation_literal(query), column=column)):
+    for found in rows(_SEQUENCES.format(tables=tables, column=column)):
         if found["cache"] > 1 or not found["rises"]:
             why = f"hands out {found['cache']} values at a time" if found["cache"] > 1 else "does not only rise"
             raise ConfigError(

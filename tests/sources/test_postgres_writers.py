@@ -256,17 +256,23 @@ def test_ids_that_are_not_drawn_in_order_are_refused(
 
 
 def test_rows_that_come_by_logical_replication_are_refused(pg: Postgres, events: Incrementally) -> None:
-    """Their stamps are another server's."""
+    """Into a table or a partition of it: their stamps are another server's."""
+    pg.execute(
+        "CREATE TABLE parted (id bigint, at timestamptz) PARTITION BY RANGE (id)",
+        "CREATE TABLE one PARTITION OF parted FOR VALUES FROM (0) TO (9)",
+    )
     pg.execute("CREATE SUBSCRIPTION of_events CONNECTION 'dbname=nowhere' PUBLICATION p WITH (connect = false)")
     with pg.server.client() as connection, connection.cursor() as cursor:
         cursor.execute("SET allow_system_table_mods = on")
         cursor.execute(
-            "INSERT INTO pg_subscription_rel SELECT oid, 'events'::regclass, 'r', NULL FROM pg_subscription "
-            "WHERE subname = 'of_events'"
+            "INSERT INTO pg_subscription_rel SELECT s.oid, t.oid, 'r', NULL FROM pg_subscription s, pg_class t "
+            "WHERE subname = 'of_events' AND relname IN ('events', 'one')"
         )
     try:
-        with pytest.raises(ConfigError, match=r'logical replication.*lag="5 minutes"'):
-            events.run()
+        for table in ("events", "parted"):
+            events.relation = {"table": table}
+            with pytest.raises(ConfigError, match=r'logical replication.*lag="5 minutes"'):
+                events.run()
     finally:
         pg.execute("ALTER SUBSCRIPTION of_events SET (slot_name = NONE)", "DROP SUBSCRIPTION of_events")
 
