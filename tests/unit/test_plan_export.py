@@ -14,7 +14,9 @@ import pytest
 from rivet_dagster.errors import ConfigError, ContractError, PlanRejected, SourceError
 from rivet_dagster.exports.extraction import Extraction, plan_export
 from rivet_dagster.exports.formats import Csv, Parquet
+from rivet_dagster.exports.modes import TimeWindow
 from rivet_dagster.exports.output import resolve_output
+from rivet_dagster.exports.partitions import Partition
 from rivet_dagster.exports.spec import Export, cast
 from rivet_dagster.manifest import Column, Content, Dataset, Identity
 from rivet_dagster.rows import Query, ResultColumn
@@ -206,3 +208,14 @@ def test_a_real_database_whatever_its_batches(tmp_path: Path, fmt: Any) -> None:
         (tmp_path / f"{i:03}{suffix}").write_bytes(body)
     read = duckdb.sql(f"select count(*), sum(id), count(status), sum(total) from '{tmp_path}/*{suffix}'").fetchall()
     assert read == [(3_000, sum(range(3_000)), 1_000, pytest.approx(sum(i / 7 for i in range(3_000))))]
+
+
+def test_a_source_without_windows_is_refused_for_some_rows() -> None:
+    source = FakeSource([ID, AT])
+    some = Export(name="orders", table="orders", partition_by="id")
+    last = Export(name="orders", table="orders", mode=TimeWindow(time_column="at", days=1))
+    output = resolve_output(export=some)
+    for export, partition in ((some, Partition(key="1")), (last, None)):
+        with pytest.raises(ConfigError, match="a source with windows for partitions and TimeWindow, found postgresql"):
+            plan_export(export, export_name="o", source=source, output=output, head=None, partition=partition)
+    assert source.asked == []
