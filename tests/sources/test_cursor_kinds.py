@@ -20,7 +20,7 @@ def said(database: Database, **term: Any) -> tuple[Any, ...]:
     try:
         found = source.describe_cursor(Query(table="kinds", casts={}), CursorTerm(**term))
     except ConfigError as refused:
-        return ("refused",) if "cursor" in str(refused) else (str(refused),)
+        return ("refused",) if "table kinds: " in str(refused) else (str(refused),)
     return found.kind, found.type_name, found.resolution, found.unique, found.nullable
 
 

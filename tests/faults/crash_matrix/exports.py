@@ -20,6 +20,7 @@ from rivet_dagster.exports.output import resolve_output
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.layout import Prefix, asset_prefix
 from rivet_dagster.sources.connect import connect
+from tests.faults.crash_matrix.points import DEAD
 from tests.faults.kit import LOG, followed
 
 ROWS_PER_PART = 4
@@ -66,10 +67,11 @@ def run(
     *,
     run_id: str,
     over: Sequence[str] = (),
+    repeats: Sequence[str] = (),
     anew: bool = False,
     partition_key: str | None = None,
 ) -> ExportReceipt:
-    """One run of the seam as orchestration would start it; `anew` is a full refresh."""
+    """One run of the seam as orchestration would start it; it is `repeats` executed again, or begins `anew`."""
     wanted, partition_key = KINDS[kind].wanted, partition_key or KINDS[kind].partition_key
 
     def plan(head: Head | None) -> Any:
@@ -88,7 +90,8 @@ def run(
         attempt=Attempt(
             export_name="orders",
             dagster_run_id=run_id,
-            lineage=frozenset({run_id}),
+            # A re-execution of the dead run: whatever else is over is not repeated but begun anew.
+            lineage=frozenset({run_id, DEAD}),
             partition_key=partition_key,
             is_over=lambda other: other in over,
         ),
