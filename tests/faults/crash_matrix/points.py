@@ -11,8 +11,11 @@ from typing import Any
 from rivet_dagster.contract import ObjectDestination
 from tests.faults.kit import FaultyStore
 
-OLD, DEAD, VICTIM, NEXT = "old", "dead", "victim", "next"
-"""The runs: a delivery that is there, one that died before, the one that is stopped, and the one after it."""
+OLD, DEAD, VICTIM, NEXT = "01d01d01", "deaddead", "victim", "next"
+"""The runs: a delivery that is there, one that died before, the one that is stopped, and the one after it.
+
+The first two are how the ids of those runs begin, where Dagster wants an id to be a UUID.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,10 @@ class Failpoint:
     holding: bytes = b""
 
 
+# The run that is stopped is any other than those before it.
+_ANY = rf"(?!{OLD}|{DEAD})"
+
+
 def _side(run: str) -> str:
     return rf"/manifest-{run}[^/]*\.json$"
 
@@ -43,15 +50,15 @@ def _part(run: str) -> str:
 
 
 FAILPOINTS = {
-    "side record created": Failpoint(operation="write", key=_side(VICTIM)),
-    "probe done": Failpoint(operation="write", key=_side(VICTIM), nth=3),
+    "side record created": Failpoint(operation="write", key=_side(_ANY)),
+    "probe done": Failpoint(operation="write", key=_side(_ANY), nth=3),
     "takeover swapped": Failpoint(operation="write", key=_side(DEAD), holding=b'"interrupted"'),
     "adopted part checked": Failpoint(operation="read", key=_part(DEAD)),
-    "part staged": Failpoint(operation="write", key=_part(VICTIM), before=True),
-    "part written": Failpoint(operation="write", key=_part(VICTIM)),
+    "part staged": Failpoint(operation="write", key=_part(_ANY), before=True),
+    "part written": Failpoint(operation="write", key=_part(_ANY)),
     # Parts are read back here.
-    "part verified": Failpoint(operation="read", key=_part(VICTIM)),
-    "side record final": Failpoint(operation="write", key=_side(VICTIM), holding=b'"status": "success"'),
+    "part verified": Failpoint(operation="read", key=_part(_ANY)),
+    "side record final": Failpoint(operation="write", key=_side(_ANY), holding=b'"status": "success"'),
     "head swapped": Failpoint(operation="write", key=r"/manifest\.json$"),
     "marker swapped": Failpoint(operation="write", key=r"/_SUCCESS$"),
     "symlink written": Failpoint(operation="write", key=r"/_symlink_format_manifest/manifest$"),

@@ -61,7 +61,7 @@ class Scene:
         exports.run(self.kind, store, database, run_id=OLD)
         exports.grow(database)
         if how.appends:
-            exports.run(self.kind, store, database, run_id=f"{OLD}er")
+            exports.run(self.kind, store, database, run_id=f"{OLD}-2")
             exports.grow(database)
         self.old = exports.dataset(self.place.raw(), how.prefix.root, self.directory)
         if not how.appends:
@@ -70,7 +70,7 @@ class Scene:
             exports.run(self.kind, Dying(store, parts=1), database, run_id=DEAD)
         shutil.copy(database, self.directory / "prepared.db")
         self.found = dict(self.place.raw())
-        assert any("/data/part-dead" in name for name in self.found)
+        assert any(f"/data/part-{DEAD}" in name for name in self.found)
 
     def play(self, point: str, blow: signal.Signals) -> None:
         """One case."""
@@ -100,7 +100,7 @@ class Scene:
                 exports.grow(database, rows=2)
             exports.run(self.kind, store, database, run_id=NEXT, over=[DEAD, VICTIM])
         else:
-            receipt = exports.run(self.kind, store, database, run_id=VICTIM, over=[DEAD])
+            receipt = exports.run(self.kind, store, database, run_id=VICTIM, over=[DEAD], repeats=[DEAD])
             assert receipt.found or not committed, "what was committed is exported again"
         raw = dict(self.place.raw())
         assert read_as_a_reader(raw, root) is not None

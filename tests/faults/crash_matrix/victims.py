@@ -27,6 +27,7 @@ from tests.faults.crash_matrix.exports import run
 from tests.faults.crash_matrix.points import DEAD, FAILPOINTS, VICTIM, Stopping
 
 PATIENCE_S = 120.0
+PRELOADED = (__name__, "tests.faults.crash_matrix.dagster_runs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ def victim(told: Told, said: Connection) -> None:
     record_at_once()
     try:
         store = Stopping(told.recipe(), FAILPOINTS[told.point], stop)
-        run(told.kind, store, told.database, run_id=VICTIM, over=[DEAD], anew=told.anew)
+        run(told.kind, store, told.database, run_id=VICTIM, over=[DEAD], repeats=[DEAD], anew=told.anew)
         if FAILPOINTS[told.point].operation is None:
             stop()
         said.send("ended")
@@ -78,7 +79,7 @@ def strike(told: Told, blow: signal.Signals) -> str:
         AssertionError: it did not come there, or did not end of the blow.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload([*PRELOADED])
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=victim, args=(told, there))
     process.start()
