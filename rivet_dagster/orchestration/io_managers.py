@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any, ClassVar, Literal
 
 import dagster as dg
-from pydantic import Field, PrivateAttr
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from rivet_dagster.contract import Destination, DestinationCapabilities
 from rivet_dagster.destinations.local import LocalDestination
@@ -32,6 +32,9 @@ class ExportIOManager(dg.ConfigurableIOManager):
         capabilities: what the destination promises; known without a client.
         kind: of the destination.
     """
+
+    # A setting that is misspelt must not pass for one that is set.
+    model_config = ConfigDict(extra="forbid")
 
     capabilities: ClassVar[DestinationCapabilities]
     kind: ClassVar[str]

@@ -209,7 +209,7 @@ class _PartFile(io.RawIOBase):
         if stored is None:
             msg = (
                 f"{where}: expected the part that the manifest lists, found nothing: a newer delivery may have "
-                "replaced it; read again, or keep superseded deliveries longer with retain"
+                "replaced it: read again, or keep superseded deliveries longer with retain; if none has, export again"
             )
             raise ReadError(msg)
         said, found = self._part.size_bytes, stored.meta.size_bytes

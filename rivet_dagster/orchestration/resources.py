@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dagster as dg
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.sizes import parse_duration
@@ -29,6 +29,9 @@ class DatabaseResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
             database = rd.DatabaseResource(url=dg.EnvVar("DATABASE_URL"))
     """
+
+    # A setting that is misspelt must not pass for one that is set.
+    model_config = ConfigDict(extra="forbid")
 
     url: str = Field(
         description=(

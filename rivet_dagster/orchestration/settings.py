@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 import dagster as dg
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
 from rivet_dagster.attempt import CommitSettings
+from rivet_dagster.contract import DestinationCapabilities
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.output import OutputSettings, resolve_output
 from rivet_dagster.exports.sizes import parse_duration, parse_size
@@ -30,6 +32,9 @@ def _duration(value: Any) -> Any:
     return value
 
 
+# What definitions of exports show under the same beginning: it may be copied, and sets nothing.
+_SHOWN = frozenset({*(f.name for f in fields(DestinationCapabilities)), "diagnostics"})
+
 # Judged where it is written; what comes from an environment variable is judged when the step has its value.
 Size = Annotated[str, BeforeValidator(_size)]
 Duration = Annotated[str, BeforeValidator(_duration)]
@@ -50,11 +55,20 @@ class Settings(BaseModel):
     unsafe_unfenced_commits: bool = False
 
     def over(self, definition_metadata: Mapping[str, Any]) -> Settings:
-        """These, where an asset's metadata does not say otherwise; other `rivet/` keys are not settings.
+        """These, where an asset's metadata does not say otherwise.
 
         Raises:
-            ConfigError: a value that cannot be; names the key.
+            ConfigError: a value that cannot be, or a `rivet/` key that is neither a setting nor what definitions show;
+                names the key.
         """
+        keys = [key.removeprefix("rivet/") for key in definition_metadata if key.startswith("rivet/")]
+        unknown = [key for key in keys if key not in type(self).model_fields and key not in _SHOWN]
+        if unknown:
+            msg = (
+                f"the asset's metadata: expected settings of {', '.join(type(self).model_fields)}, found "
+                f"{', '.join(f'rivet/{key}' for key in unknown)}; correct the name, or begin it with something else"
+            )
+            raise ConfigError(msg)
         said = {
             name: getattr(value, "value", value)
             for name in type(self).model_fields

@@ -32,6 +32,11 @@ def test_timeouts_are_written_with_their_unit() -> None:
     assert found == SessionSettings(statement_timeout=90.0, lock_timeout=0.25, application_name="nightly")
 
 
+def test_a_misspelt_setting_is_refused_where_it_is_written() -> None:
+    with pytest.raises(ValueError, match="max_rows_per_sec\n"):
+        rd.DatabaseResource(url=URL, max_rows_per_sec=3)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize("value", ["5", "", "soon", "0s", "100 days"])
 def test_what_is_no_timeout_is_refused_by_name(value: str) -> None:
     with pytest.raises(ConfigError, match="lock_timeout"):

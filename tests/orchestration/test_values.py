@@ -152,6 +152,7 @@ def test_a_plain_asset_s_metadata_overrules_the_io_manager(instance, lake):
         ("rivet/verify", "always"),
         ("rivet/retain", -1),
         ("rivet/takeover_after", "soon"),
+        ("rivet/formt", "rivet/formt"),
     ],
 )
 def test_a_setting_in_metadata_that_cannot_be_is_named_and_not_retried(instance, lake, key, value):
@@ -165,7 +166,7 @@ def test_a_setting_in_metadata_that_cannot_be_is_named_and_not_retried(instance,
     result = run([orders], rd.LocalIOManager(path=str(lake)), instance)
     said = failure(result, "orders").user_failure_data.description
     assert key.removeprefix("rivet/") in said
-    assert repr(value) in said
+    assert str(value) in said
     assert len(attempts) == 1
     assert on_disk(lake) == {}
 
@@ -181,6 +182,7 @@ def test_a_setting_in_metadata_that_cannot_be_is_named_and_not_retried(instance,
         ("retain", -1),
         ("retain", 256),
         ("verify", "maybe"),
+        ("max_filesize", "1MB"),
     ],
 )
 def test_a_setting_of_the_io_manager_that_cannot_be_fails_where_it_is_written(field, value):
