@@ -49,10 +49,10 @@ def through(proxy, place):
 def test_a_swap_that_lands_after_its_run_gave_up_is_settled_by_the_next(place, swap):
     with given_up(place, swap) as (store, rules):
         land(rules)
-        first, *others = [answer.status // 100 for rule in rules for answer in rule.answers]
+        answers = [answer.status // 100 for rule in rules for answer in rule.answers]
         # A run that could mark its record as failed has made sure that the other request comes to nothing.
-        assert first == (4 if swap == "side record" else 2)
-        assert {*others} == {4}, "the repeats find it done"
+        done = 0 if swap == "side record" else 1
+        assert sorted(answers) == [2] * done + [4] * (len(answers) - done), "the repeats find it done"
         assert read_as_a_reader(place.raw()) == (NEW if swap == "marker" else OLD)
         receipt = export(store, Rows(THIRD), run_id="run-2", over=["run-1"])
         built_on = "run-1" if swap in ("head", "marker") else "run-0"
