@@ -20,7 +20,6 @@ from rivet_dagster.exports.output import resolve_output
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.layout import Prefix, asset_prefix
 from rivet_dagster.sources.connect import connect
-from tests.faults.crash_matrix.points import DEAD
 from tests.faults.kit import LOG, followed
 
 ROWS_PER_PART = 4
@@ -90,8 +89,7 @@ def run(
         attempt=Attempt(
             export_name="orders",
             dagster_run_id=run_id,
-            # A re-execution of the dead run: whatever else is over is not repeated but begun anew.
-            lineage=frozenset({run_id, DEAD}),
+            lineage=frozenset({run_id, *repeats}),
             partition_key=partition_key,
             is_over=lambda other: other in over,
         ),
