@@ -11,14 +11,12 @@ import pyarrow as pa
 from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.rows import Query
 from rivet_dagster.sources.description import what_is_read
+from rivet_dagster.sources.mysql_catalog import Rows, backquoted, utf8_literal
 from rivet_dagster.sources.mysql_types import WireColumn, plan_column
 from rivet_dagster.sources.terms import no_column, no_cursor, relation_text, term_sql, top_sql, windowed
 from rivet_dagster.windows import Cursor, CursorKind, CursorTerm, Noted, Settling, Window
 
-__all__ = ["cursor_of", "note", "quoted_name", "value_literal", "window_text"]
-
-Fetch = Callable[[str], list[tuple[Any, ...]]]
-"""All rows of a small statement."""
+__all__ = ["cursor_of", "note", "value_literal", "window_text"]
 
 _KINDS: dict[pa.DataType, CursorKind] = {
     **dict.fromkeys((pa.int8(), pa.int16(), pa.int32(), pa.int64()), "integer"),
@@ -39,17 +37,12 @@ SELECT COUNT(*) FROM (
 """
 
 
-def quoted_name(name: str) -> str:
-    """A name in MySQL's quotes."""
-    return "`" + name.replace("`", "``") + "`"
-
-
 def cursor_of(
     query: Query,
     term: CursorTerm,
     text: str,
     *,
-    rows: Fetch,
+    rows: Rows,
     describe: Callable[[str], tuple[WireColumn, ...]],
     named: tuple[str, str] | None,
 ) -> Cursor:
@@ -70,14 +63,14 @@ def cursor_of(
         known = [column.name for column in describe(text)]
         if term.column.lower() not in [name.lower() for name in known]:
             raise no_column(query, term.column, known)
-    (found,) = describe(f"SELECT {term_sql(term, quoted_name)} AS c FROM {relation_text(query, text)}")
+    (found,) = describe(f"SELECT {term_sql(term, backquoted)} AS c FROM {relation_text(query, text)}")
     plan = plan_column(found, None)
     kind = _KINDS.get(plan.natural, "text" if plan.source_type in _TEXTS else None)
     if kind is None or plan.source_type in {"year", "null"} or plan.source_type.startswith("bit"):
         raise no_cursor(query, term, plan.source_type)
     unique = False
     if named is not None and term.column is not None:
-        column = _text(term.column)
+        column = utf8_literal(term.column)
         unique = bool(rows(_UNIQUE.format(schema=named[0], table=named[1], column=column))[0][0])
     return Cursor(
         term=term,
@@ -103,7 +96,7 @@ def value_literal(value: Any) -> str:
 
 def window_text(query: Query, window: Window, text: str) -> str:
     """A query's statement, restricted to a window."""
-    term = term_sql(window.cursor.term, quoted_name)
+    term = term_sql(window.cursor.term, backquoted)
     found = windowed(query, text, term, value_literal)
     if window.is_one_value and isinstance(window.low, str):
         # A collation may call other texts equal, too.
@@ -111,11 +104,7 @@ def window_text(query: Query, window: Window, text: str) -> str:
     return found
 
 
-def _text(value: str) -> str:
-    return f"CONVERT(0x{value.encode().hex()} USING utf8mb4)"
-
-
-def note(query: Query, cursor: Cursor, text: str, asked: Settling, rows: Fetch) -> Noted:
+def note(query: Query, cursor: Cursor, text: str, asked: Settling, rows: Rows) -> Noted:
     """Note clock, greatest value and NULLs.
 
     Raises:
@@ -124,7 +113,7 @@ def note(query: Query, cursor: Cursor, text: str, asked: Settling, rows: Fetch) 
     """
     if asked.writers:
         raise ConfigError(f'{what_is_read(query)}: MySQL cannot tell who is still writing; choose lag or settle="none"')
-    relation, term = relation_text(query, text), term_sql(cursor.term, quoted_name)
+    relation, term = relation_text(query, text), term_sql(cursor.term, backquoted)
     nulls = None
     if asked.nulls:
         nulls = int(rows(f"SELECT COUNT(*) FROM {relation} WHERE {term} IS NULL")[0][0])
