@@ -169,11 +169,11 @@ def _in_ranges(asked: Asked, mode: Chunked) -> Extraction:
         terms = resume_terms(asked.export, key, source=source, output=asked.output) if because is None else None
         resume = Resume(replace(content, resume=terms), key, because=because)
 
-        def divide(within: KeyRange) -> Iterator[KeyRange]:
+        def ranges_within(within: KeyRange) -> Iterator[KeyRange]:
             return ranges_of(within, snapshot.boundaries(replace(query, within=within), key, rows=rows))
 
         ranges = RangesReading(
-            ranges_between(key, lambda: resume.left_out, divide),
+            ranges_between(key, lambda: resume.left_out, ranges_within),
             lambda within: Reading(encoder, partial(snapshot.open, replace(query, within=within))),
             workers=_workers(asked, mode, snapshot),
             progress=asked.progress,
