@@ -61,9 +61,7 @@ def cursor_of(query: Query, term: CursorTerm, rows: Rows, types: Callable[[str],
         kind_name, nullable = column.type_name, column.nullable or relation.obstacle is not None
         if kind_name == "VARCHAR" and column.obstacle is not None:
             raise no_cursor(query, term, kind_name, column.obstacle)
-        unique = relation.obstacle is None and any(
-            index.columns == (column.name,) and index.obstacle is None for index in relation.indexes
-        )
+        unique = relation.is_unique(column.name)
     else:
         if term.column is not None and term.column not in (known := types(text)):
             raise no_column(query, term.column, known)

@@ -71,9 +71,7 @@ def cursor_of(query: Query, term: CursorTerm, rows: Rows, describe: Callable[[st
         raise no_column(query, term.column, relation.columns)
     if column.obstacle is not None:
         raise no_cursor(query, term, column.type_name)
-    unique = relation.obstacle is None and any(
-        index.columns == (term.column,) and index.obstacle is None for index in relation.indexes
-    )
+    unique = relation.is_unique(term.column)
     return Cursor(
         term=term,
         kind=_kind(query, term, column.type_name),

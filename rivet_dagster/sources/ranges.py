@@ -74,6 +74,10 @@ class Relation:
     indexes: tuple[UniqueIndex, ...]
     obstacle: str | None = None
 
+    def is_unique(self, column: str) -> bool:
+        """Whether a unique index over a column alone makes each of its values the only one; NULL aside."""
+        return self.obstacle is None and any(i.columns == (column,) and i.obstacle is None for i in self.indexes)
+
 
 def no_catalog(query: Query) -> ConfigError:
     """The refusal of a query that is no table."""

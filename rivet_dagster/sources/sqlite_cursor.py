@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -55,9 +55,7 @@ def cursor_of(
         column = relation.columns.get(term.column)
         if column is None:
             raise no_column(query, term.column, relation.columns)
-        unique = relation.obstacle is None and any(
-            index.columns == (term.column,) and index.obstacle is None for index in relation.indexes
-        )
+        unique = relation.is_unique(term.column)
         nullable = column.nullable or relation.obstacle is not None
         declared, arrow = column.type_name, arrow_type_of(column.type_name)
         if "text" in declared.lower() and column.obstacle is not None:
@@ -99,10 +97,12 @@ def value_literal(cursor: Cursor) -> Callable[[Any], str]:
 def bound_of(cursor: Cursor, value: Any) -> int | str:
     """A value as SQLite stores it; of a time, the least text of it."""
     if isinstance(value, datetime):
-        day, clock = value.isoformat(timespec="microseconds").split("T")
-        clock = clock.rstrip("0").rstrip(".").removesuffix(":00") if clock.endswith(":00.000000") else clock.rstrip("0")
-        clock = "" if clock == "00:00" else clock.removesuffix(".")
-        return f"{day}{cursor.form}{clock}" if clock else day
+        day, clock = value.date().isoformat(), value.time()
+        if clock.microsecond:
+            return f"{day}{cursor.form}{clock.isoformat().rstrip('0')}"
+        if clock.second:
+            return f"{day}{cursor.form}{clock.isoformat()}"
+        return f"{day}{cursor.form}{clock.isoformat('minutes')}" if clock != time() else day
     return value.isoformat() if isinstance(value, date) else value
 
 
