@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from rivet_dagster.errors import ConfigError
-from rivet_dagster.exports.moments import Unit, check_zone
+from rivet_dagster.exports.moments import Unit, Zone
 from rivet_dagster.exports.sizes import parse_duration, parse_size
 from rivet_dagster.rows import Consistency
 from rivet_dagster.windows import CursorTerm
@@ -139,7 +139,7 @@ class Incremental(BaseModel):
         description="What becomes of rows whose cursor is NULL: left out and counted, exported by the first run, or "
         "the run fails.",
     )
-    time_zone: str | None = Field(
+    time_zone: Zone | None = Field(
         default=None,
         description='Whose clock a timestamp without a zone is by, e.g. "UTC" or "Europe/Berlin"; needed for one.',
     )
@@ -155,11 +155,6 @@ class Incremental(BaseModel):
         if value is not None:
             parse_duration(value, field=str(info.field_name))
         return value
-
-    @field_validator("time_zone")
-    @classmethod
-    def _is_a_zone(cls, value: str | None) -> str | None:
-        return check_zone(value)
 
     @model_validator(mode="after")
     def _one_cursor(self) -> Incremental:
@@ -203,7 +198,7 @@ class TimeWindow(BaseModel):
         description='The column that says when a row was, e.g. "created_at", as the database names it.'
     )
     days: int = Field(ge=1, le=36_500, description="How many times 24 hours the window has.")
-    time_zone: str | None = Field(
+    time_zone: Zone | None = Field(
         default=None,
         description="Whose clock a timestamp without a zone is by; needed for one. Of dates, whose day it is.",
     )
@@ -216,11 +211,6 @@ class TimeWindow(BaseModel):
             msg = f'time_column: expected the name of a column, e.g. "created_at"; found {value!r}'
             raise ConfigError(msg)
         return value
-
-    @field_validator("time_zone")
-    @classmethod
-    def _is_a_zone(cls, value: str | None) -> str | None:
-        return check_zone(value)
 
     @property
     def term(self) -> CursorTerm:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date, datetime, timezone, tzinfo
+from datetime import date, datetime, timezone
 from typing import Any
 from uuid import UUID
-from zoneinfo import ZoneInfo
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rivet_dagster.errors import ConfigError
-from rivet_dagster.exports.moments import Unit, check_clock, check_zone, count_of, day_of, wall_clock
+from rivet_dagster.exports.moments import Unit, Zone, check_clock, value_at
 from rivet_dagster.windows import Cursor, CursorKind, CursorTerm, Window
 
 __all__ = ["Partition", "PartitionBy", "partition_window"]
@@ -34,7 +33,7 @@ class PartitionBy(BaseModel):
     expression: str | None = Field(
         default=None, description='Or an SQL expression over the columns, e.g. "country::text".'
     )
-    time_zone: str | None = Field(
+    time_zone: Zone | None = Field(
         default=None,
         description="Whose clock a timestamp without a zone is by, for partitions of time. Of dates, whose day it is; "
         "that of the partitions without it.",
@@ -42,11 +41,6 @@ class PartitionBy(BaseModel):
     unit: Unit | None = Field(
         default=None, description="Of an integer that counts time since 1970-01-01 00:00 UTC, for partitions of time."
     )
-
-    @field_validator("time_zone")
-    @classmethod
-    def _is_a_zone(cls, value: str | None) -> str | None:
-        return check_zone(value)
 
     @model_validator(mode="after")
     def _one_term(self) -> PartitionBy:
@@ -97,20 +91,14 @@ def partition_window(by: PartitionBy, partition: Partition, cursor: Cursor, *, s
 
 
 def _bound(moment: datetime, by: PartitionBy, cursor: Cursor, what: str) -> Any:
-    if by.unit is not None:
-        return count_of(moment, by.unit)
-    if cursor.kind == "instant":
-        return moment.astimezone(timezone.utc)
-    if cursor.kind == "naive":
-        return wall_clock(moment, ZoneInfo(str(by.time_zone)))
-    zone: tzinfo | None = ZoneInfo(by.time_zone) if by.time_zone is not None else moment.tzinfo
-    day, first = day_of(moment, zone or timezone.utc)
-    if not first:
+    zone = moment.tzinfo or timezone.utc
+    value, exact = value_at(moment, cursor, time_zone=by.time_zone, unit=by.unit, day_zone=zone)
+    if not exact:
         raise ConfigError(
-            f"{what}: a date is of a whole day in {zone}, and {moment.isoformat()} is not where one begins; choose "
-            "partitions of whole days of that zone, or a column with the time of day"
+            f"{what}: a date is of a whole day in {by.time_zone or zone}, and {moment.isoformat()} is not where one "
+            "begins; choose partitions of whole days of that zone, or a column with the time of day"
         )
-    return day
+    return value
 
 
 def _value_of(key: str, kind: CursorKind, what: str) -> Any:

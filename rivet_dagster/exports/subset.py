@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta, timezone
+from datetime import timedelta
 from functools import partial
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.cursor import recorded_window, term_name
 from rivet_dagster.exports.modes import TimeWindow
-from rivet_dagster.exports.moments import LAST_ZONE, check_clock, count_of, day_of, wall_clock
+from rivet_dagster.exports.moments import LAST_ZONE, check_clock, value_at
 from rivet_dagster.exports.partitions import Partition, PartitionBy, partition_window
 from rivet_dagster.exports.planned import Asked, Extraction
 from rivet_dagster.exports.reading import Reading
@@ -77,11 +76,5 @@ def _plan(asked: Asked, term: CursorTerm, window_of: Callable[[Cursor, Noted], W
 
 def _since(mode: TimeWindow, cursor: Cursor, noted: Noted) -> Any:
     moment = noted.clock - timedelta(days=mode.days)
-    if mode.unit is not None:
-        return count_of(moment, mode.unit)
-    if cursor.kind == "instant":
-        return moment.astimezone(timezone.utc)
-    if cursor.kind == "naive":
-        return wall_clock(moment, ZoneInfo(str(mode.time_zone)))
-    day, _ = day_of(moment, ZoneInfo(mode.time_zone) if mode.time_zone is not None else LAST_ZONE)
-    return day
+    value, _ = value_at(moment, cursor, time_zone=mode.time_zone, unit=mode.unit, day_zone=LAST_ZONE)
+    return value

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 from rivet_dagster.errors import ConfigError, ContractError
 from rivet_dagster.exports.modes import Incremental
-from rivet_dagster.exports.moments import EPOCH, LAST_ZONE, UNITS
+from rivet_dagster.exports.moments import EPOCH, LAST_ZONE, UNITS, check_has_zone, check_settings
 from rivet_dagster.exports.sizes import parse_duration
 from rivet_dagster.rows import IncrementalSource, Query
 from rivet_dagster.windows import Cursor, Noted, Settling, Window
@@ -47,10 +47,7 @@ def check_mode(mode: Incremental, cursor: Cursor, source: IncrementalSource, *, 
     """
     by_clock = cursor.kind in {"instant", "naive", "date"} or mode.unit is not None
     what = f"{subject}: {mode.term.shown} ({cursor.type_name})"
-    if mode.unit is not None and cursor.kind != "integer":
-        raise ConfigError(f"{what}: unit={mode.unit!r} is of an integer that counts time; leave it out")
-    if mode.time_zone is not None and cursor.kind not in {"naive", "date"}:
-        raise ConfigError(f"{what}: time_zone is of timestamps without a zone, and dates; leave it out")
+    check_settings(cursor, time_zone=mode.time_zone, unit=mode.unit, what=what)
     if cursor.kind in {"text", "uuid"} and not mode.monotonic:
         raise ConfigError(
             f"{what}: a text or UUID says nothing about when its row came; use a timestamp or number, or set "
@@ -60,8 +57,9 @@ def check_mode(mode: Incremental, cursor: Cursor, source: IncrementalSource, *, 
         raise ConfigError(f"{what}: monotonic is of a text or UUID; leave it out")
     if mode.lag is not None and not by_clock:
         raise ConfigError(f'{what}: lag holds a clock back, and this cursor is none; choose settle="writers" or "none"')
+    check_has_zone(cursor, time_zone=mode.time_zone, what=what)
     if cursor.kind == "naive":
-        _check_zone(mode, what)
+        _check_lag(mode, what)
     if mode.settle == "writers" and not source.knows_writers:
         raise ConfigError(f"{what}: {source.engine} cannot tell who is still writing; {_choice(by_clock=by_clock)}")
     if mode.settle is None and mode.lag is None and not source.knows_writers:
@@ -132,12 +130,8 @@ def _choice(*, by_clock: bool) -> str:
     return _CHOICE if by_clock else 'choose settle="none" (later commits with a lower value are missed)'
 
 
-def _check_zone(mode: Incremental, what: str) -> None:
-    if mode.time_zone is None:
-        raise ConfigError(
-            f'{what}: a timestamp without a zone needs time_zone="UTC", or the name of the zone whose clock wrote it'
-        )
-    shift = _shift(ZoneInfo(mode.time_zone))
+def _check_lag(mode: Incremental, what: str) -> None:
+    shift = _shift(ZoneInfo(str(mode.time_zone)))
     if mode.held_back < shift:
         raise ConfigError(
             f"{what}: the clocks of {mode.time_zone} are set back by {shift}, and the times of then come twice: "
@@ -166,7 +160,7 @@ def _end(mode: Incremental, cursor: Cursor, noted: Noted, *, by_clock: bool, sub
     if cursor.kind == "instant":
         return _cut(clock.astimezone(timezone.utc), cursor.resolution), True
     if cursor.kind == "naive":
-        # Held back by as much as the zone's clock is ever set back, or more: see `_check_zone`.
+        # Held back by as much as the zone's clock is ever set back, or more: see `_check_lag`.
         local = clock.astimezone(ZoneInfo(str(mode.time_zone))).replace(tzinfo=None)
         return _cut(local, cursor.resolution), True
     if mode.time_zone is None:
