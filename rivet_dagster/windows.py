@@ -27,6 +27,12 @@ class CursorTerm:
     expression: str | None = None
     is_time: bool = False
 
+    @classmethod
+    def of(cls, column: str | None, expression: str | None, *, is_time: bool) -> CursorTerm:
+        """As an author writes it: of the two, one is missing or blank."""
+        expression = (expression or "").strip() or None
+        return cls(column=None if expression else column, expression=expression, is_time=is_time)
+
     @property
     def shown(self) -> str:
         """For people."""

@@ -143,15 +143,7 @@ def _whole(asked: Asked) -> Extraction:
     query = asked.export.source_query
     stream = asked.source.open(query)
     content, encoder = asked.described(stream)
-    reading = Reading(encoder, partial(asked.source.open, query), opened=stream)
-    return Extraction(
-        content=content,
-        output=asked.output,
-        read=reading.parts,
-        stop=reading.close,
-        retried=encoder.retried,
-        coerced=encoder.coerced_values,
-    )
+    return asked.by_one_statement(query, stream, encoder, content, said={})
 
 
 def _in_ranges(asked: Asked, mode: Chunked) -> Extraction:

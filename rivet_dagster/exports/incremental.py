@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
-from rivet_dagster.errors import ConfigError, ContractError
+from rivet_dagster.errors import ContractError
 from rivet_dagster.exports.appending import check_columns, check_identity
 from rivet_dagster.exports.cursor import column_name, recorded_cursor, recorded_window, start_of, type_name
 from rivet_dagster.exports.modes import Incremental
 from rivet_dagster.exports.planned import Asked, Extraction
-from rivet_dagster.exports.reading import Reading
 from rivet_dagster.exports.window import check_mode, fixed_window
 from rivet_dagster.manifest import Dataset, Manifest
-from rivet_dagster.rows import IncrementalSource
 
 __all__ = ["plan_incremental"]
 
@@ -23,10 +20,7 @@ def plan_incremental(
     asked: Asked, mode: Incremental, *, head: Manifest | None, agree: Callable[[], None]
 ) -> Extraction:
     """Fix the window and open its rows; see `plan_export` for the arguments and what it raises."""
-    source, query = asked.source, asked.export.source_query
-    if not isinstance(source, IncrementalSource):
-        msg = f"{asked.subject}: expected a source with windows for Incremental, found {source.engine}"
-        raise ConfigError(f"{msg}; read it by the URL of its own kind where there is one, or export with Full()")
+    source, query = asked.windows("Incremental"), asked.export.source_query
     cursor = source.describe_cursor(query, mode.term)
     by_clock = check_mode(mode, cursor, source, subject=asked.subject)
     column, kind = column_name(mode), type_name(mode, cursor)
@@ -47,19 +41,11 @@ def plan_incremental(
         except ContractError:
             stream.close()
             raise
-    reading = Reading(encoder, partial(source.open, within), opened=stream)
-    return Extraction(
-        content=replace(
-            content,
-            identity=identity,
-            dataset=Dataset.SNAPSHOT if head is None else Dataset.APPEND,
-            cursor=recorded_cursor(mode, fixed.window),
-            window=recorded_window(fixed.window),
-        ),
-        output=asked.output,
-        read=reading.parts,
-        stop=reading.close,
-        said=fixed.said,
-        retried=encoder.retried,
-        coerced=encoder.coerced_values,
+    content = replace(
+        content,
+        identity=identity,
+        dataset=Dataset.SNAPSHOT if head is None else Dataset.APPEND,
+        cursor=recorded_cursor(mode, fixed.window),
+        window=recorded_window(fixed.window),
     )
+    return asked.by_one_statement(within, stream, encoder, content, said=fixed.said)

@@ -168,12 +168,7 @@ class Incremental(BaseModel):
     @property
     def term(self) -> CursorTerm:
         """What a source is asked about."""
-        expression = (self.cursor_expression or "").strip() or None
-        return CursorTerm(
-            column=None if expression else self.cursor_column,
-            expression=expression,
-            is_time=self.time_zone is not None,
-        )
+        return CursorTerm.of(self.cursor_column, self.cursor_expression, is_time=self.time_zone is not None)
 
     @property
     def held_back(self) -> timedelta:

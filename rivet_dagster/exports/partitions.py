@@ -54,10 +54,7 @@ class PartitionBy(BaseModel):
     @property
     def term(self) -> CursorTerm:
         """What a source is asked about."""
-        expression = (self.expression or "").strip() or None
-        return CursorTerm(
-            column=None if expression else self.column, expression=expression, is_time=self.time_zone is not None
-        )
+        return CursorTerm.of(self.column, self.expression, is_time=self.time_zone is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rivet_dagster.contract import EncodedPart, Staged
+from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.content import content_of_export, identity_of, schema_of_export
 from rivet_dagster.exports.output import OutputSettings
 from rivet_dagster.exports.pace import Pace
 from rivet_dagster.exports.progress import Progress
-from rivet_dagster.exports.reading import Encoder
+from rivet_dagster.exports.reading import Encoder, Reading
 from rivet_dagster.exports.resume import Resume
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.manifest import Content, Identity
-from rivet_dagster.rows import ResultStream, Source
+from rivet_dagster.rows import IncrementalSource, Query, ResultStream, Source
 
 __all__ = ["Asked", "Extraction"]
 
@@ -100,6 +102,35 @@ class Asked:
     def identity(self) -> Identity:
         """Whose dataset it is."""
         return identity_of(self.export, export_name=self.export_name, source=self.source)
+
+    def windows(self, what: str) -> IncrementalSource:
+        """The source, where it can read windows.
+
+        Args:
+            what: needs them.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        if isinstance(self.source, IncrementalSource):
+            return self.source
+        msg = f"{self.subject}: expected a source with windows for {what}, found {self.source.engine}"
+        raise ConfigError(f"{msg}; read it by the URL of its own kind where there is one, or export with Full()")
+
+    def by_one_statement(
+        self, query: Query, stream: ResultStream, encoder: Encoder, content: Content, said: Mapping[str, Any]
+    ) -> Extraction:
+        """All rows of `query`, of which `stream` is the first reading."""
+        reading = Reading(encoder, partial(self.source.open, query), opened=stream)
+        return Extraction(
+            content=content,
+            output=self.output,
+            read=reading.parts,
+            stop=reading.close,
+            said=said,
+            retried=encoder.retried,
+            coerced=encoder.coerced_values,
+        )
 
     def described(self, stream: ResultStream) -> tuple[Content, Encoder]:
         """What the manifest will say, and how rows become parts.

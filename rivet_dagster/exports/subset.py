@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
-from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.cursor import recorded_window, term_name
 from rivet_dagster.exports.modes import TimeWindow
 from rivet_dagster.exports.moments import LAST_ZONE, check_clock, value_at
 from rivet_dagster.exports.partitions import Partition, PartitionBy, partition_window
 from rivet_dagster.exports.planned import Asked, Extraction
-from rivet_dagster.exports.reading import Reading
-from rivet_dagster.rows import IncrementalSource
 from rivet_dagster.windows import Cursor, CursorTerm, Noted, Settling, Window
 
 __all__ = ["plan_partition", "plan_time_window"]
@@ -49,10 +45,7 @@ def plan_partition(asked: Asked, by: PartitionBy, partition: Partition) -> Extra
 
 
 def _plan(asked: Asked, term: CursorTerm, window_of: Callable[[Cursor, Noted], Window]) -> Extraction:
-    source, query = asked.source, asked.export.source_query
-    if not isinstance(source, IncrementalSource):
-        msg = f"{asked.subject}: expected a source with windows for partitions and TimeWindow, found {source.engine}"
-        raise ConfigError(f"{msg}; read it by the URL of its own kind where there is one, or export with Full()")
+    source, query = asked.windows("partitions and TimeWindow"), asked.export.source_query
     cursor = source.describe_cursor(query, term)
     # Of a query nothing says whether there can be any, and counting them would run it twice.
     counted = query.table is not None and cursor.nullable
@@ -62,16 +55,9 @@ def _plan(asked: Asked, term: CursorTerm, window_of: Callable[[Cursor, Noted], W
         within = replace(query, window=window)
         stream = source.open(within)
     content, encoder = asked.described(stream)
-    reading = Reading(encoder, partial(source.open, within), opened=stream)
-    return Extraction(
-        content=replace(content, window={"column": term_name(term), **recorded_window(window)}),
-        output=asked.output,
-        read=reading.parts,
-        stop=reading.close,
-        said={"rivet/nulls_excluded": noted.nulls} if noted.nulls is not None else {},
-        retried=encoder.retried,
-        coerced=encoder.coerced_values,
-    )
+    content = replace(content, window={"column": term_name(term), **recorded_window(window)})
+    said = {"rivet/nulls_excluded": noted.nulls} if noted.nulls is not None else {}
+    return asked.by_one_statement(within, stream, encoder, content, said=said)
 
 
 def _since(mode: TimeWindow, cursor: Cursor, noted: Noted) -> Any:
