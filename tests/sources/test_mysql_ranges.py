@@ -146,7 +146,7 @@ def test_ranges_and_walks_read_what_they_give_and_no_more(maria: MySQL, key: tup
     )
     with run(maria) as snapshot:
         # Of the one connection that reads all.
-        session = snapshot._session  # type: ignore[attr-defined]
+        session = snapshot._connection  # type: ignore[attr-defined]
 
         def read() -> int:
             return int(session.rows(counted)[0][0])
