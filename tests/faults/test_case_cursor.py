@@ -11,8 +11,7 @@ import rivet_dagster as rd
 from rivet_dagster.errors import DestinationError, NoAnswer
 from tests.faults.kit import FaultyStore, Trouble, is_head, is_marker, is_part
 from tests.orchestration.kit import NO_WAIT, faulty_local, materialization, plain, run
-from tests.servers import mariadb, postgres
-from tests.sources.databases import KINDS, DuckDB, MySQL, Postgres, Sqlite
+from tests.sources.databases import KINDS, Sqlite, new_database
 from tests.sources.incremental import Incrementally
 
 # As each database spells a time with all its digits, without a zone and with one.
@@ -23,15 +22,7 @@ AWARE = {"postgresql": "timestamptz", "mysql": "timestamp(6)", "duckdb": "timest
 @pytest.fixture(params=KINDS)
 def database(request, servers, tmp_path):
     """An empty database of each kind."""
-    match request.param:
-        case "postgresql":
-            return Postgres(servers(postgres).new_database())
-        case "mysql":
-            return MySQL(servers(mariadb).new_database())
-        case "sqlite":
-            return Sqlite(tmp_path / "shop.sqlite")
-        case _:
-            return DuckDB(tmp_path / "shop.duckdb")
+    return new_database(request.param, servers, tmp_path)
 
 
 @pytest.fixture

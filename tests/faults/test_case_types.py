@@ -14,8 +14,7 @@ from rivet_dagster.rows import SplittableSource
 from rivet_dagster.sources.connect import connect
 from tests.faults.kit import read_as_a_reader
 from tests.faults.lakes import NO_WAIT, materialized, said
-from tests.servers import mariadb, postgres
-from tests.sources.databases import KINDS, DuckDB, MySQL, Postgres, Sqlite
+from tests.sources.databases import KINDS, MySQL, Sqlite, new_database
 
 LONG = "1234567890123456789012345678901234567890.0123456789"
 LARGE = 2**64 - 1
@@ -25,15 +24,7 @@ MODES = [rd.Full(), rd.Chunked(rows_per_part=100, parallel=2)]
 @pytest.fixture(params=KINDS)
 def database(request, servers, tmp_path):
     """An empty database of each kind."""
-    match request.param:
-        case "postgresql":
-            return Postgres(servers(postgres).new_database())
-        case "mysql":
-            return MySQL(servers(mariadb).new_database())
-        case "sqlite":
-            return Sqlite(tmp_path / "shop.sqlite")
-        case _:
-            return DuckDB(tmp_path / "shop.duckdb")
+    return new_database(request.param, servers, tmp_path)
 
 
 def export(lake, database, *, io_manager=None, settings=None, **of_export):

@@ -209,22 +209,29 @@ def _debian(binaries: Path) -> Iterator[PostgresServer]:
             group=user,
             extra_groups=None if user is None else [],
         )
-        settings = ["fsync=off", "max_prepared_transactions=10", "max_connections=100"]
-        switches = [word for setting in settings for word in ("-c", setting)]
-        server = [str(binaries / "postgres"), "-D", str(data), "-k", str(directory), "-h", "127.0.0.1", *switches]
-
-        def ready(port: int) -> bool:
-            probe = [str(binaries / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
-            return subprocess.run(probe, check=False, stdin=subprocess.DEVNULL).returncode == 0
-
-        with running(
-            lambda port: [*server, "-p", str(port)],
-            directory=directory,
-            ready=ready,
-            user=user,
-            stop_signal=signal.SIGINT,
-        ) as port:
+        with started(binaries, data, directory=directory, user=user) as port:
             yield PostgresServer(host="127.0.0.1", port=port, password=password)
+
+
+@contextmanager
+def started(binaries: Path, data: Path, *, directory: Path, user: str | None) -> Iterator[int]:
+    """Run a PostgreSQL server over its data, below a directory that belongs to `user`; gives the port."""
+    settings = ["fsync=off", "max_prepared_transactions=10", "max_connections=100"]
+    switches = [word for setting in settings for word in ("-c", setting)]
+    server = [str(binaries / "postgres"), "-D", str(data), "-k", str(directory), "-h", "127.0.0.1", *switches]
+
+    def ready(port: int) -> bool:
+        probe = [str(binaries / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
+        return subprocess.run(probe, check=False, stdin=subprocess.DEVNULL).returncode == 0
+
+    with running(
+        lambda port: [*server, "-p", str(port)],
+        directory=directory,
+        ready=ready,
+        user=user,
+        stop_signal=signal.SIGINT,
+    ) as port:
+        yield port
 
 
 @contextmanager

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from rivet_dagster.rows import Query
 from rivet_dagster.sources.connect import connect
-from tests.servers import MariaDBServer, PostgresServer
+from tests.harnesses import Servers
+from tests.servers import MariaDBServer, PostgresServer, mariadb, postgres
 
 KINDS = ("postgresql", "mysql", "sqlite", "duckdb")
 
@@ -185,3 +186,16 @@ class DuckDB(Database):
         with duckdb.connect(str(self.path)) as connection:
             for statement in statements:
                 connection.execute(statement)
+
+
+def new_database(kind: str, servers: Servers, directory: Path) -> Database:
+    """An empty database of a kind; a file of its own below a directory, where it is one."""
+    match kind:
+        case "postgresql":
+            return Postgres(servers(postgres).new_database())
+        case "mysql":
+            return MySQL(servers(mariadb).new_database())
+        case "sqlite":
+            return Sqlite(directory / "shop.sqlite")
+        case _:
+            return DuckDB(directory / "shop.duckdb")

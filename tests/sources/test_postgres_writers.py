@@ -22,8 +22,8 @@ from rivet_dagster.rows import Query
 from rivet_dagster.sources import postgres_writers
 from rivet_dagster.sources.connect import connect
 from tests.servers import PostgresServer
-from tests.servers.databases import _server_binaries
-from tests.servers.process import running, scratch
+from tests.servers.databases import _server_binaries, started
+from tests.servers.process import scratch
 from tests.sources.databases import Postgres
 from tests.sources.incremental import Incrementally
 
@@ -322,15 +322,7 @@ def replica(primary: PostgresServer) -> Iterator[PostgresServer]:
             group=user,
             extra_groups=None if user is None else [],
         )
-        settings = ["fsync=off", "max_prepared_transactions=10", "max_connections=100"]
-        switches = [word for setting in settings for word in ("-c", setting)]
-        server = [str(binaries / "postgres"), "-D", str(data), "-k", str(directory), "-h", "127.0.0.1", *switches]
-
-        def ready(port: int) -> bool:
-            probe = [str(binaries / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
-            return subprocess.run(probe, check=False, stdin=subprocess.DEVNULL).returncode == 0
-
-        with running(lambda port: [*server, "-p", str(port)], directory=directory, ready=ready, user=user) as port:
+        with started(binaries, data, directory=directory, user=user) as port:
             yield replace(primary, port=port)
 
 
