@@ -47,11 +47,14 @@ def test_mysql(maria: MySQL) -> None:
 def test_sqlite(lite: Sqlite) -> None:
     """CURRENT_TIMESTAMP writes whole seconds, and no type says so."""
     lite.execute(
-        "CREATE TABLE kinds (i integer PRIMARY KEY, n bigint UNIQUE, d date, t datetime, x text, r real, b blob, k)",
+        "CREATE TABLE kinds (i integer PRIMARY KEY, n bigint UNIQUE, d date, t datetime, x text, r real, b blob, k, "
+        "s bigint)",
+        "CREATE UNIQUE INDEX some ON kinds (s) WHERE s > 0",
         "INSERT INTO kinds (x) VALUES ('2024-01-01T10:00')",
     )
     assert said(lite, column="i")[0::3] == ("integer", True)
     assert said(lite, column="n")[0::3] == ("integer", True)
+    assert said(lite, column="s")[0::3] == ("integer", False)
     assert said(lite, column="d")[0] == "date"
     assert said(lite, column="t")[:3] == ("naive", "datetime", SECOND)
     assert said(lite, column="x")[0] == "text"

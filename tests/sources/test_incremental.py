@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from rivet_dagster.errors import ConfigError, ContractError
-from rivet_dagster.exports import incremental
+from rivet_dagster.errors import ConfigError, ContractError, SourceError
+from rivet_dagster.exports import incremental, reading
 from rivet_dagster.exports.modes import Incremental
+from rivet_dagster.sources.stream import BatchStream
 from tests.sources.databases import Database, Sqlite
 from tests.sources.incremental import Incrementally
 
@@ -56,6 +57,30 @@ def test_a_number_with_a_unique_index_is_read_up_to_the_greatest(database: Datab
         "cursor_high": "9007199254740993",
     }
     assert events.rows() == [-3, 5, 9, 10, 9007199254740993]
+
+
+def test_a_reading_that_is_begun_again_reads_the_same_window(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_PAUSE", lambda _state: 0)
+    database.execute(
+        f"CREATE TABLE events (id {database.bigint} NOT NULL PRIMARY KEY)", "INSERT INTO events VALUES (1)"
+    )
+    events = Incrementally(database.url, tmp_path / "lake", Incremental(cursor_column="id", **settle(database)))
+    events.run()
+    database.execute("INSERT INTO events VALUES (2), (3)")
+    cuts, read = iter([True]), BatchStream._next
+
+    def cut_once(stream: BatchStream) -> Any:
+        if next(cuts, False):
+            raise SourceError("the connection is cut", transient=True)
+        return read(stream)
+
+    monkeypatch.setattr(BatchStream, "_next", cut_once)
+    again = events.run()
+    assert again.counters["rivet/source_retries"]["count"] == 1
+    assert again.row_count == 2
+    assert events.rows() == [1, 2, 3]
 
 
 def test_of_a_number_without_a_unique_index_the_greatest_waits(database: Database, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ def kinds(pg: Postgres) -> Postgres:
         "CREATE DOMAIN counted AS bigint CHECK (VALUE > 0)",
         "CREATE TABLE kinds (i counted PRIMARY KEY, s smallint, day date UNIQUE, z timestamptz(0), m timestamptz(3), "
         't timestamp, u uuid UNIQUE, x text, n numeric, tz timetz, e interval, c text COLLATE "C")',
+        "CREATE UNIQUE INDEX ON kinds (s) WHERE s > 0",
         "CREATE VIEW seen AS SELECT * FROM kinds",
         "CREATE TABLE parent (id bigint PRIMARY KEY)",
         "CREATE TABLE child () INHERITS (parent)",
@@ -36,6 +37,7 @@ def kinds(pg: Postgres) -> Postgres:
     ("table", "column", "expected"),
     [
         ("kinds", "i", ("integer", "int8", 1, True, False)),
+        # Unique among some rows only.
         ("kinds", "s", ("integer", "int2", 1, False, True)),
         ("kinds", "day", ("date", "date", 1, True, True)),
         ("kinds", "z", ("instant", "timestamptz", 1_000_000, False, True)),
