@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Optional, TypedDict
 
 import dagster as dg
@@ -15,15 +16,20 @@ from rivet_dagster.orchestration.partitions import check_partitions, keys_of, on
 from rivet_dagster.orchestration.resources import DatabaseResource
 
 __all__ = [
+    "Defined",
     "Described",
     "ExportConfig",
     "KeyPrefix",
     "build_export_asset",
+    "defined",
     "describe",
     "export_asset",
     "export_key",
     "require",
 ]
+
+# The definition says so itself, so that whoever has the definition alone (a check, the console) knows what it exports.
+_EXPORT, _SOURCE = "rivet/export", "rivet/source"
 
 KeyPrefix = Optional[str | Sequence[str]]  # noqa: UP045 - Dagster's own way to say it
 
@@ -34,6 +40,14 @@ class ExportConfig(dg.Config):
     full_refresh: bool = Field(
         default=False, description="Begin the dataset anew with all rows, instead of adding to what is there."
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defined:
+    """What the metadata of an asset's definition says it exports, and the key of the database that it reads."""
+
+    export: Export
+    source: str
 
 
 class Described(TypedDict):
@@ -101,7 +115,15 @@ def build_export_asset(
                 },
             )
     """
-    described = describe(export, key_prefix=key_prefix, deps=deps, group_name=group_name, owners=owners, tags=tags)
+    described = describe(
+        export,
+        source=source,
+        key_prefix=key_prefix,
+        deps=deps,
+        group_name=group_name,
+        owners=owners,
+        tags=tags,
+    )
     return export_asset(
         export,
         described,
@@ -158,6 +180,7 @@ def export_asset(
 def describe(
     export: Export,
     *,
+    source: str,
     key_prefix: KeyPrefix,
     deps: Iterable[Any] | None,
     group_name: str | None,
@@ -168,19 +191,32 @@ def describe(
 ) -> Described:
     """What an export's asset is, the same whether it has a step of its own or not.
 
-    `metadata` is the definition's; `kinds` are shown besides the export's own format.
+    `metadata` is the definition's, to which is added what `defined` reads; `kinds` are shown besides the export's own
+    format.
     """
     return {
         "key": export_key(export, key_prefix),
         "deps": deps,
         "description": _description(export),
-        "metadata": metadata,
+        "metadata": {
+            **(metadata or {}),
+            _EXPORT: dg.MetadataValue.json(_what_is_set(export)),
+            _SOURCE: source,
+        },
         "tags": {"rivet/export": export.mode.kind, **(tags or {})},
         "kinds": {*kinds, *({export.format.kind} if export.format is not None else ())},
         "code_version": _code_version(export),
         "group_name": group_name,
         "owners": owners,
     }
+
+
+def defined(metadata: Mapping[str, Any]) -> Defined | None:
+    """Read what an asset exports from the metadata of its definition; `None` where it is no export of this package."""
+    export, source = (getattr(found, "value", found) for found in map(metadata.get, (_EXPORT, _SOURCE)))
+    if export is None or source is None:
+        return None
+    return Defined(export=Export.model_validate(export), source=source)
 
 
 def require(context: dg.AssetExecutionContext, key: str, kind: type[Any]) -> Any:
@@ -208,6 +244,12 @@ def _description(export: Export) -> str:
     if export.query is None:
         return f"Exports the table `{export.relation}`."
     return f"Exports the result of a query:\n\n```sql\n{export.query.strip()}\n```"
+
+
+def _what_is_set(export: Export) -> dict[str, Any]:
+    fields = type(export).model_fields.items()
+    given = {name for name, field in fields if getattr(export, name) != field.get_default(call_default_factory=True)}
+    return export.model_dump(mode="json", include=given)
 
 
 def _code_version(export: Export) -> str:

@@ -106,6 +106,7 @@ def build_export_definitions(
     described = [
         describe(
             e,
+            source=f"{name}_source",
             key_prefix=key_prefix,
             deps=deps,
             group_name=group_name,

@@ -33,7 +33,7 @@ def _duration(value: Any) -> Any:
 
 
 # What definitions of exports show under the same beginning: it may be copied, and sets nothing.
-_SHOWN = frozenset({*(f.name for f in fields(DestinationCapabilities)), "diagnostics"})
+_SHOWN = frozenset({*(f.name for f in fields(DestinationCapabilities)), "diagnostics", "export", "source"})
 
 # Judged where it is written; what comes from an environment variable is judged when the step has its value.
 Size = Annotated[str, BeforeValidator(_size)]

@@ -9,6 +9,7 @@ import dagster as dg
 import pytest
 
 import rivet_dagster as rd
+from rivet_dagster.orchestration.assets import Defined, defined
 from tests.orchestration.kit import materialization, plain, run
 
 CLOUD_SDKS = {"boto3", "botocore", "google.cloud", "azure.storage", "dagster_aws", "dagster_gcp", "dagster_azure"}
@@ -253,3 +254,26 @@ def _loaded_after(code: str) -> set[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, env=environment)
     return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("bundle", [False, True])
+def test_the_definition_alone_says_what_is_exported_from_where(bundle):
+    """Whoever has the definitions, a check or another process, needs no second list of exports."""
+    exports = [
+        rd.Export(name="all", table="public.orders"),
+        rd.Export(
+            name="new",
+            query="select 1 as x",
+            mode=rd.Incremental(cursor_column="x", lag="5 minutes"),
+            format=rd.Csv(compression="gzip"),
+            columns={"x": rd.cast("text")},
+            retain=2,
+        ),
+        rd.Export(name="ranges", table="t", mode=rd.Chunked(key=("a", "b"), rows_per_part=5)),
+    ]
+    defs = _definitions(exports, rd.LocalIOManager(path="lake"), name="lake", bundle=bundle)
+    said = {key.path[-1]: m for asset in defs.assets for key, m in asset.metadata_by_key.items()}
+    expected = {e.name: Defined(export=e, source="lake_source") for e in exports}
+    assert {name: defined(metadata) for name, metadata in said.items()} == expected
+    assert said["all"]["rivet/export"].value == {"name": "all", "table": "public.orders"}
+    assert defined({"rivet/format": "csv"}) is None
