@@ -261,21 +261,22 @@ class ObjectDestination(Destination):
 
     @abstractmethod
     def read(self, key: str, *, start: int = 0, length: int | None = None) -> StoredObject | None:
-        """Bytes `start` to `start + length` (to the end without `length`; short at the end) of one version.
-
-        `None` where there is no object; any other failure is raised.
-        """
+        """Bytes `start` to `start + length` (or the end) of one version; `None` where there is no object."""
 
     @abstractmethod
     def list(self, directory: str) -> Iterator[ObjectMeta]:
-        """The objects directly in a directory (`""` or ending in `/`), not those in deeper ones; any order.
+        """The objects directly in a directory (`""` or ending in `/`), and in no other that begins alike; any order.
 
-        A neighbour whose name begins alike, temporaries and unfinished uploads are not among them.
+        Temporaries and unfinished uploads are not among them.
         """
 
     @abstractmethod
+    def directories(self, directory: str) -> Iterator[str]:
+        """The names of the directories directly in one, at least of those with objects below them; any order."""
+
+    @abstractmethod
     def move(self, source: str, target: str) -> None:
-        """Move an object; an existing target is a `PreconditionFailed`, a missing source a `DestinationError`."""
+        """Move an object; it counts as modified. An existing target is a `PreconditionFailed`, no source an error."""
 
     @abstractmethod
     def remove(self, key: str) -> None:

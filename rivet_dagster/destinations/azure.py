@@ -143,13 +143,21 @@ class AzureDestination(ObjectStoreDestination):
     def _page_through(self, name_prefix: str) -> Iterator[ObjectMeta]:
         from azure.storage.blob import BlobProperties  # noqa: PLC0415 - as above
 
-        found = self._blobs.walk_blobs(
-            name_starts_with=name_prefix or None, include=["metadata"], delimiter="/", results_per_page=self._page_size
-        )
-        for item in found:
+        for item in self._walk(name_prefix):
             # Accounts with a hierarchical namespace show directories as blobs.
             if isinstance(item, BlobProperties) and (item.metadata or {}).get("hdi_isfolder") != "true":
                 yield self._meta(item)
+
+    def _page_through_directories(self, name_prefix: str) -> Iterator[str]:
+        from azure.storage.blob import BlobPrefix  # noqa: PLC0415 - as above
+
+        yield from (item.name for item in self._walk(name_prefix) if isinstance(item, BlobPrefix))
+
+    def _walk(self, name_prefix: str) -> Iterator[Any]:
+        found: Iterator[Any] = self._blobs.walk_blobs(
+            name_starts_with=name_prefix or None, include=["metadata"], delimiter="/", results_per_page=self._page_size
+        )
+        return found
 
     def _copy(self, source: str, target: str, found: ObjectMeta) -> None:
         from azure.core import MatchConditions  # noqa: PLC0415 - as above

@@ -142,10 +142,19 @@ class GCSDestination(ObjectStoreDestination):
         raise self._unclear(name, "lost each version while it was being read")
 
     def _page_through(self, name_prefix: str) -> Iterator[ObjectMeta]:
-        found = self._client.list_blobs(
+        yield from map(self._meta, self._blobs_at(name_prefix))
+
+    def _page_through_directories(self, name_prefix: str) -> Iterator[str]:
+        found = self._blobs_at(name_prefix)
+        for _page in found.pages:
+            pass
+        # Gathered from all pages.
+        yield from sorted(found.prefixes)
+
+    def _blobs_at(self, name_prefix: str) -> Any:
+        return self._client.list_blobs(
             self._bucket, prefix=name_prefix, delimiter="/", page_size=self._page_size, **self._sending
         )
-        yield from map(self._meta, found)
 
     def _copy(self, source: str, target: str, found: ObjectMeta) -> None:
         generation = int(found.version)

@@ -26,7 +26,7 @@ from rivet_dagster.destinations import beside, posix
 from rivet_dagster.destinations.beside import Place
 from rivet_dagster.destinations.bodies import BytesBody, checked
 from rivet_dagster.destinations.keys import directory_segments, is_key, key_segments
-from rivet_dagster.destinations.staging import StagedFile, os_failure
+from rivet_dagster.destinations.staging import StagedFile
 from rivet_dagster.errors import ConfigError, DestinationError, PreconditionFailed
 
 __all__ = ["LocalDestination"]
@@ -126,14 +126,14 @@ class LocalDestination(ObjectDestination):
     def list(self, directory: str) -> Iterator[ObjectMeta]:
         """The regular files directly in a directory whose names can be keys, in order of name."""
         at = self._directory(directory_segments(directory), directory)
-        try:
-            with os.scandir(at) as entries:
-                names = sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
-        except (FileNotFoundError, NotADirectoryError):
-            names = []
-        except OSError as e:
-            raise os_failure(e, doing=f"list {directory!r}", where=at) from e
+        names = posix.names_in(at, lambda entry: entry.is_file(follow_symlinks=False), shown=directory)
         return self._described(directory, names)
+
+    def directories(self, directory: str) -> Iterator[str]:
+        """Those whose names can be part of a key, in order of name; not a link to one."""
+        at = self._directory(directory_segments(directory), directory)
+        names = posix.names_in(at, lambda entry: entry.is_dir(follow_symlinks=False), shown=directory)
+        return (name for name in names if is_key(name))
 
     def move(self, source: str, target: str) -> None:
         """Give an object another name; what a crash left under both names only loses the first.
@@ -149,6 +149,7 @@ class LocalDestination(ObjectDestination):
         with beside.failing(new, "move to"):
             posix.make_directory(new.directory)
             self._name(old.path, new)
+            os.utime(new.path)
             posix.sync_directory(new.directory)
         self.remove(source)
 

@@ -137,6 +137,11 @@ class ObjectStoreDestination(ObjectDestination):
         directory_segments(directory)
         return self._listing(directory)
 
+    def directories(self, directory: str) -> Iterator[str]:
+        """What the store itself puts together up to the next `/`, page by page."""
+        directory_segments(directory)
+        return self._directories(directory)
+
     def move(self, source: str, target: str) -> None:
         """Copy inside the store, then remove the source; after a failure in between both are there.
 
@@ -191,6 +196,10 @@ class ObjectStoreDestination(ObjectDestination):
         """List up to the next `/`."""
 
     @abstractmethod
+    def _page_through_directories(self, name_prefix: str) -> Iterator[str]:
+        """List what goes on behind the next `/`, each with that slash."""
+
+    @abstractmethod
     def _copy(self, source: str, target: str, found: ObjectMeta) -> None:
         """Copy the version that was found; an existing target is a failed precondition where the store can tell."""
 
@@ -242,6 +251,13 @@ class ObjectStoreDestination(ObjectDestination):
                 # Consoles make an empty object of the directory's own name to show it.
                 if found.key and not found.key.endswith("/"):
                     yield found
+
+    def _directories(self, directory: str) -> Iterator[str]:
+        whole = f"{self._prefix}{directory}"
+        with self._asking("list", directory):
+            for found in self._page_through_directories(whole):
+                if name := found[len(whole) :].rstrip("/"):
+                    yield name
 
     def _require_container(self) -> None:
         """Tell a missing container from a missing object where the same answer means both; asked once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,7 +16,7 @@ from rivet_dagster.contract import ObjectMeta
 from rivet_dagster.destinations.staging import os_failure
 from rivet_dagster.errors import DestinationError
 
-__all__ = ["describe", "link_new", "make_directory", "object_at", "read_range", "sync_directory"]
+__all__ = ["describe", "link_new", "make_directory", "names_in", "object_at", "read_range", "sync_directory"]
 
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
@@ -71,6 +71,21 @@ def link_new(source: Path, target: Path) -> bool:
             return False
         raise
     return True
+
+
+def names_in(directory: Path, wanted: Callable[[os.DirEntry[str]], bool], *, shown: str) -> list[str]:
+    """The names in a directory that are wanted, in order; none where there is no directory.
+
+    Raises:
+        DestinationError: the operating system refused.
+    """
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entry.name for entry in entries if wanted(entry))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as e:
+        raise os_failure(e, doing=f"list {shown!r}", where=directory) from e
 
 
 @contextmanager

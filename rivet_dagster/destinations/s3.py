@@ -160,12 +160,19 @@ class S3Destination(ObjectStoreDestination):
         return StoredObject(meta=self._meta(name, reply, size_bytes=total_bytes(reply)), body=body)
 
     def _page_through(self, name_prefix: str) -> Iterator[ObjectMeta]:
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._container, Prefix=name_prefix, Delimiter="/", PaginationConfig={"PageSize": self._page_size}
-        )
-        for page in pages:
+        for page in self._pages(name_prefix):
             for found in page.get("Contents", ()):
                 yield self._meta(found["Key"], found, size_bytes=found["Size"])
+
+    def _page_through_directories(self, name_prefix: str) -> Iterator[str]:
+        for page in self._pages(name_prefix):
+            yield from (found["Prefix"] for found in page.get("CommonPrefixes", ()))
+
+    def _pages(self, name_prefix: str) -> Iterator[Mapping[str, Any]]:
+        pages: Iterator[Mapping[str, Any]] = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._container, Prefix=name_prefix, Delimiter="/", PaginationConfig={"PageSize": self._page_size}
+        )
+        return pages
 
     def _copy(self, source: str, target: str, found: ObjectMeta) -> None:
         if found.size_bytes > _MAX_COPY_BYTES:

@@ -59,6 +59,6 @@ def objects(harness: Harness) -> ObjectDestination | None:
     if isinstance(destination, ObjectDestination):
         return destination
     assert not destination.capabilities.commit_protocol.leaves_objects_at_rest
-    promised = ("head", "read", "list", "move", "remove", "unfinished", "discard_unfinished", "hold")
+    promised = ("head", "read", "list", "directories", "move", "remove", "unfinished", "discard_unfinished", "hold")
     assert not [name for name in promised if hasattr(destination, name)]
     return None

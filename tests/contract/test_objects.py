@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -111,6 +112,18 @@ def test_a_listing_is_of_one_directory(harness, destination):
     assert {found.key: found.size_bytes for found in destination.list("event/")} == {k: len(k) for k in inside}
 
 
+def test_directories_are_those_of_one_directory(harness, destination):
+    if destination is None:
+        return
+    inside = {f"event/run-{n}/data/part-{n}" for n in range(7)}
+    for key in inside | {"event/part-0", "events/run/part-0", "event-2/part-0", "f"}:
+        harness.put(key, b"rows")
+    assert set(destination.directories("event/")) == {f"run-{n}" for n in range(7)}
+    assert set(destination.directories("")) == {"event", "events", "event-2"}
+    assert set(destination.directories("event/run-3/")) == {"data"}
+    assert list(destination.directories("event/run-3/data/")) == list(destination.directories("never/")) == []
+
+
 def test_what_is_only_staged_is_not_listed(destination):
     if destination is None:
         return
@@ -125,9 +138,16 @@ def test_a_move_takes_the_whole_object(harness, destination):
         return
     body = content(LARGE)
     write(destination, KEY, body)
-    write(destination, f"{KEY}.neighbour", b"stays")
+    before = destination.head(KEY).modified_at
+    moment = before
+    while moment == before:
+        # Some stores tell seconds only.
+        time.sleep(0.05)
+        write(destination, f"{KEY}.neighbour", b"stays")
+        moment = destination.head(f"{KEY}.neighbour").modified_at
     destination.move(KEY, "orders/_quarantine/run/data/part-00001.bin")
     assert harness.raw() == {"orders/_quarantine/run/data/part-00001.bin": body, f"{KEY}.neighbour": b"stays"}
+    assert destination.head("orders/_quarantine/run/data/part-00001.bin").modified_at >= moment > before
     assert harness.open_uploads() == []
 
 

@@ -221,6 +221,9 @@ class FaultyStore(ObjectDestination):
     def read(self, key: str, *, start: int = 0, length: int | None = None) -> StoredObject | None:
         return self._call("read", key, lambda: self.inner.read(key, start=start, length=length))
 
+    def directories(self, directory: str) -> Iterator[str]:
+        return self._call("directories", directory, lambda: iter(list(self.inner.directories(directory))))
+
     def list(self, directory: str) -> Iterator[ObjectMeta]:
         return iter(self._call("list", directory, lambda: [*self.inner.list(directory)]))
 
