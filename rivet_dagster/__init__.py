@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rivet_dagster.exports.partitions import PartitionBy
     from rivet_dagster.exports.spec import Batches, Export, cast
     from rivet_dagster.orchestration.assets import build_export_asset
+    from rivet_dagster.orchestration.automation import build_delivery_sensor
     from rivet_dagster.orchestration.azure import AzureIOManager
     from rivet_dagster.orchestration.checks import build_manifest_checks
     from rivet_dagster.orchestration.definitions import build_export_definitions
@@ -65,6 +66,7 @@ __all__ = [
     "StdoutIOManager",
     "TimeWindow",
     "WriteCommitProtocol",
+    "build_delivery_sensor",
     "build_export_asset",
     "build_export_definitions",
     "build_manifest_checks",
@@ -103,6 +105,7 @@ _HOME = {
     "StdoutIOManager": "orchestration.io_managers",
     "TimeWindow": "exports.modes",
     "WriteCommitProtocol": "contract",
+    "build_delivery_sensor": "orchestration.automation",
     "build_export_asset": "orchestration.assets",
     "build_export_definitions": "orchestration.definitions",
     "build_manifest_checks": "orchestration.checks",

@@ -19,6 +19,7 @@ from typing import Any
 
 import dagster as dg
 import duckdb
+import pandas as pd
 import pytest
 import yaml
 
@@ -199,6 +200,28 @@ def test_the_example_of_a_bundle_is_two_steps(snippet: Any) -> None:
     dg.Definitions.validate_loadable(defs)
     steps = {node.name for node in defs.resolve_job_def("reference").graph.nodes}
     assert steps == {"reference_bundle", "reference_bundle_manifest"}
+
+
+def test_the_example_of_sensors_fires_for_a_delivery_and_that_of_retries_waits_longer(
+    snippet: Any, tmp_path: Path
+) -> None:
+    defs = snippet("build_delivery_sensor")["defs"]
+    repository = defs.get_repository_def()
+    dg.Definitions.validate_loadable(defs)
+    with dg.build_output_context(asset_key=dg.AssetKey(["shop", "items"])) as context:
+        rd.LocalIOManager(path=str(tmp_path / "data" / "exports")).handle_output(context, pd.DataFrame({"id": [1]}))
+    marker = (tmp_path / "data" / "exports" / "shop" / "items" / "_SUCCESS").read_text().strip()
+    with (
+        dg.DagsterInstance.local_temp() as instance,
+        dg.build_sensor_context(
+            instance=instance, definitions=defs, resources=repository.get_top_level_resources()
+        ) as context,
+    ):
+        fired = repository.get_sensor_def("shop_delivered").evaluate_tick(context)
+        assert [request.run_key for request in fired.run_requests] == [marker]
+        assert repository.get_sensor_def("visits_delivered").evaluate_tick(context).skip_message
+    policy = snippet("patient = ")["patient"]
+    assert policy.calculate_delay(1) < policy.calculate_delay(3)
 
 
 def test_the_stores_of_the_example_are_built_without_any_client(snippet: Any) -> None:

@@ -12,11 +12,12 @@ from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.plan import Diagnostic, Level, PlannedExport, diagnose, reject
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.orchestration.assets import KeyPrefix, describe, export_asset, export_key
+from rivet_dagster.orchestration.automation import export_schedule
 from rivet_dagster.orchestration.bundles import bundle_asset
 from rivet_dagster.orchestration.checks import build_manifest_checks
 from rivet_dagster.orchestration.io_managers import ExportIOManager
 from rivet_dagster.orchestration.metadata import definition_metadata
-from rivet_dagster.orchestration.partitions import check_partitions, is_ranged, partition_schedule
+from rivet_dagster.orchestration.partitions import check_partitions, is_ranged
 from rivet_dagster.orchestration.resources import DatabaseResource
 from rivet_dagster.sources.url import parse_url
 
@@ -147,13 +148,11 @@ def build_export_definitions(
     if any(a.op.name == name for a in assets):
         msg = f"name={name!r} is also the step of an export, and Dagster wants them to differ; give another name"
         raise ConfigError(msg)
-    job = dg.define_asset_job(name, selection=dg.AssetSelection.assets(*(d["key"] for d in described)))
+    keys = [d["key"] for d in described]
+    job = dg.define_asset_job(name, selection=dg.AssetSelection.assets(*keys))
     schedules = []
-    if schedule and partitions_def is not None:
-        keys = [d["key"] for d in described]
-        schedules = [partition_schedule(f"{name}_schedule", job, schedule, partitions_def=partitions_def, keys=keys)]
-    elif schedule:
-        schedules = [dg.ScheduleDefinition(name=f"{name}_schedule", job=job, cron_schedule=schedule)]
+    if schedule:
+        schedules = [export_schedule(f"{name}_schedule", job, schedule, keys=keys, partitions_def=partitions_def)]
     return dg.Definitions(
         assets=assets,
         resources=resources,

@@ -1,4 +1,4 @@
-"""Dagster's partitions of an export: which rows they stand for, how many a run has, and which a schedule asks for."""
+"""Dagster's partitions of an export: which rows they stand for, and how many a run has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ __all__ = [
     "is_ranged",
     "keys_of",
     "one_partition_a_run",
-    "partition_schedule",
     "partitions_of",
     "untold",
 ]
@@ -98,45 +97,3 @@ def untold() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
         yield
-
-
-def partition_schedule(
-    name: str,
-    job: dg.UnresolvedAssetJobDefinition,
-    cron: str,
-    *,
-    partitions_def: dg.PartitionsDefinition[str],
-    keys: Sequence[dg.AssetKey],
-) -> dg.ScheduleDefinition:
-    """Run a job of partitioned assets by a cron line, each partition in a run of its own.
-
-    Of partitions of time, each tick asks for the newest one that is over (with `end_offset`, for so many more) and for
-    those before it that are newer than any that was materialized: a tick that was missed loses none. Of all others,
-    each tick asks for every partition.
-    """
-    zone = partitions_def.timezone if isinstance(partitions_def, dg.TimeWindowPartitionsDefinition) else None
-
-    @dg.schedule(name=name, job=job, cron_schedule=cron, execution_timezone=zone)
-    def partitions(context: dg.ScheduleEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
-        found = _asked_for(context, partitions_def, keys)
-        # The same partition may be asked for again, by another tick.
-        tick = context.scheduled_execution_time.isoformat()
-        runs = [dg.RunRequest(run_key=f"{tick} {key}", partition_key=key) for key in found]
-        return runs or dg.SkipReason("there is no partition yet")
-
-    return partitions
-
-
-def _asked_for(
-    context: dg.ScheduleEvaluationContext, partitions_def: dg.PartitionsDefinition[str], keys: Sequence[dg.AssetKey]
-) -> Sequence[str]:
-    known = partitions_def.get_partition_keys(
-        current_time=context.scheduled_execution_time, dynamic_partitions_store=context.instance
-    )
-    if not isinstance(partitions_def, dg.TimeWindowPartitionsDefinition):
-        return known
-    always = max(1, 1 + partitions_def.end_offset)
-    done = [context.instance.get_materialized_partitions(key) for key in keys]
-    newest = [max((i for i, k in enumerate(known) if k in of_one), default=None) for of_one in done]
-    since = min((i + 1 for i in newest if i is not None), default=len(known))
-    return known[max(0, min(since, len(known) - always)) :]
