@@ -30,9 +30,15 @@ Consistency = Literal["snapshot", "statement"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """Columns that name each row once: unique together, and never NULL. Names as the database has them."""
+    """Columns that name each row once: unique together, and never NULL. Names as the database has them.
+
+    Attributes:
+        columns: in order.
+        storage: they say where rows lie, which is true for one snapshot of the database and no longer.
+    """
 
     columns: tuple[str, ...]
+    storage: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +178,14 @@ class Snapshot(Source, Protocol):
     @property
     def parallel(self) -> bool:
         """Whether several streams may be open at a time, each on a connection of its own, from several threads."""
+        ...
+
+    def storage_key(self, query: Query) -> Key | None:
+        """What divides the rows by where they lie, without an index; `None` where nothing does, as for a query.
+
+        It holds for as long as the snapshot does. The ranges follow the storage: none of them is read twice, and about
+        as many rows as are asked for are in each.
+        """
         ...
 
     def boundaries(self, query: Query, key: Key, *, rows: int) -> Iterator[tuple[Any, ...]]:

@@ -15,7 +15,7 @@ from rivet_dagster.exports.modes import Chunked
 from rivet_dagster.exports.progress import Progress
 from rivet_dagster.exports.reading import Reading
 from rivet_dagster.exports.resume import recorded
-from rivet_dagster.rows import Key, KeyRange, Query, SplittableSource
+from rivet_dagster.rows import Key, KeyRange, Query, Snapshot, SplittableSource
 
 __all__ = ["RangesReading", "key_of", "ranges_between", "ranges_of", "rows_of_a_range"]
 
@@ -24,14 +24,17 @@ _JOIN_S = 30.0
 _STOPPED = "reading was stopped: the export is closed"
 
 
-def key_of(mode: Chunked, source: SplittableSource, query: Query, *, subject: str) -> Key:
-    """The key to divide by.
+def key_of(mode: Chunked, source: SplittableSource, snapshot: Snapshot, query: Query, *, subject: str) -> Key:
+    """The key to divide by: the one that is given; where rows lie, for ranges of a size; else one of the catalog's.
 
     Raises:
         ConfigError: the catalog does not vouch for the one that is given, or knows none.
     """
     if mode.key_columns is not None:
         return source.check_key(query, mode.key_columns)
+    # Where rows lie, a range has about so many; who asks for a number of rows gets that number.
+    if mode.rows_per_part is None and (storage := snapshot.storage_key(query)) is not None:
+        return storage
     keys = source.keys(query)
     if not keys:
         msg = (

@@ -151,10 +151,10 @@ def _in_ranges(asked: Asked, mode: Chunked) -> Extraction:
     if not isinstance(source, SplittableSource):
         msg = f"{asked.subject}: expected a source that can be read in ranges for Chunked, found {source.engine}"
         raise ConfigError(f"{msg}; export with Full()")
-    key = key_of(mode, source, query, subject=asked.subject)
     rows = rows_of_a_range(mode, source, query)
     with ExitStack() as begun:
         snapshot = begun.enter_context(source.snapshot(mode.consistency))
+        key = key_of(mode, source, snapshot, query, subject=asked.subject)
         with closing(snapshot.open(query)) as stream:
             content, encoder = asked.described(stream)
         because = obstacle(asked.export, snapshot)

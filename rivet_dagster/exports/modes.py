@@ -26,7 +26,7 @@ class Full(BaseModel):
 
 
 class Chunked(BaseModel):
-    """Every run exports all rows and replaces the dataset, but reads them in ranges of a key: short statements.
+    """Every run exports all rows and replaces the dataset, but reads them in ranges: short statements.
 
     Each row is in exactly one half-open range, and each range with rows becomes a part, or several where
     `max_file_size` divides it further. With neither `rows_per_part` nor `bytes_per_part` a range has about 256 MB.
@@ -45,7 +45,8 @@ class Chunked(BaseModel):
     key: str | tuple[str, ...] | None = Field(
         default=None,
         description="The column, or columns in order, that the rows are divided by: unique together and never NULL. "
-        "Without it, the table's primary key, or another such key that its catalog knows.",
+        "Without it, where rows lie, if that is enough (ranges of a size, in one snapshot of a PostgreSQL table); else "
+        "the table's primary key, or another such key that its catalog knows.",
     )
     rows_per_part: int | None = Field(default=None, ge=1, description="How many rows a range has.")
     bytes_per_part: str | int | None = Field(

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from rivet_dagster.errors import SourceError
-from rivet_dagster.rows import Consistency, Query
+from rivet_dagster.rows import Consistency, Key, Query
 from rivet_dagster.sources.description import what_is_read
 from rivet_dagster.sources.stream import BatchStream
 
@@ -94,6 +94,11 @@ class OneStreamSnapshot(ABC, Generic[S, C]):
             )
         self._stream = self._open_on(self._connection, query)
         return self._stream
+
+    def storage_key(self, query: Query) -> Key | None:
+        """Nothing that is known divides rows by where they lie."""
+        del query
+        return None
 
     @abstractmethod
     def _begin(self, what: str) -> C:

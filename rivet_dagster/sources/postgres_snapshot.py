@@ -14,6 +14,7 @@ from rivet_dagster.sources.description import what_is_read
 from rivet_dagster.sources.postgres_database import PostgresDatabase
 from rivet_dagster.sources.postgres_keys import WALK_SETTINGS, Rows, boundaries, relation_of
 from rivet_dagster.sources.postgres_session import PostgresSession
+from rivet_dagster.sources.postgres_storage import block_boundaries, blocks_of
 from rivet_dagster.sources.ranges import checked_key
 from rivet_dagster.sources.stream import BatchStream
 
@@ -96,6 +97,15 @@ class PostgresSnapshot:
         self._check_open()
         return self._source.open_at(query, snapshot=self._exported)
 
+    def storage_key(self, query: Query) -> Key | None:
+        """The blocks of a table, as long as one snapshot is read; the run holds a lock that keeps them as they are.
+
+        Raises:
+            SourceError: the server failed.
+        """
+        self._check_open()
+        return blocks_of(query, self._in_holder) if self._holder is not None else None
+
     def boundaries(self, query: Query, key: Key, *, rows: int) -> Iterator[tuple[Any, ...]]:
         """The first key of the second range, of the third, and so on: `rows` rows are between two of them.
 
@@ -117,6 +127,9 @@ class PostgresSnapshot:
             session.close()
 
     def _walk(self, query: Query, key: Key, *, rows: int, run: Rows) -> Iterator[tuple[Any, ...]]:
+        if key.storage:
+            yield from block_boundaries(query, key, rows=rows, run=run)
+            return
         relation = relation_of(query, run)
         checked_key(relation, key.columns, query)
         yield from boundaries(query, relation, key, rows=rows, run=run)

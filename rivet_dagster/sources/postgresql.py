@@ -26,6 +26,7 @@ from rivet_dagster.sources.postgres_keys import Rows, range_condition, relation_
 from rivet_dagster.sources.postgres_session import PostgresSession
 from rivet_dagster.sources.postgres_snapshot import PostgresSnapshot
 from rivet_dagster.sources.postgres_statistics import estimated_rows, sample_clause
+from rivet_dagster.sources.postgres_storage import block_condition
 from rivet_dagster.sources.postgres_types import ColumnPlan, plan_column, type_name, unnamed_oid
 from rivet_dagster.sources.ranges import checked_key, no_catalog, sampled_row_bytes, usable_keys
 from rivet_dagster.sources.session_settings import SessionSettings
@@ -199,9 +200,12 @@ def _within(session: PostgresSession, query: Query, text: str) -> str:
         return windowed(query, text, term_sql(cursor.term), value_literal(cursor))
     if query.within is None:
         return text
-    relation = relation_of(query, session.rows)
-    checked_key(relation, query.within.key.columns, query)
-    condition = range_condition(relation, query.within, alias="r")
+    if query.within.key.storage:
+        condition = block_condition(query.within, alias="r")
+    else:
+        relation = relation_of(query, session.rows)
+        checked_key(relation, query.within.key.columns, query)
+        condition = range_condition(relation, query.within, alias="r")
     return f"{text} AS r WHERE {condition}" if condition else text
 
 

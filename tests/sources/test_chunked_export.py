@@ -228,7 +228,7 @@ def test_without_a_key_nothing_is_written(
 ) -> None:
     database.execute(f"CREATE TABLE plain (id {database.bigint} NOT NULL)", "INSERT INTO plain VALUES (1), (2)")
     with pytest.raises(ConfigError, match=said):
-        export(database, Lake(tmp_path / "lake"), table=table, key=key)
+        export(database, Lake(tmp_path / "lake"), table=table, key=key, rows_per_part=1)
     assert not (tmp_path / "lake" / "orders" / "manifest.json").exists()
 
 
