@@ -1,15 +1,16 @@
 """Exports as assets. No `from __future__ import annotations` here: Dagster reads the annotations of an asset's body."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional, TypedDict
+from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.manifest import fingerprint
+from rivet_dagster.orchestration.asset_options import AssetOptions, KeyPrefix
 from rivet_dagster.orchestration.handle import ExportHandle
 from rivet_dagster.orchestration.io_managers import ExportIOManager
 from rivet_dagster.orchestration.partitions import check_partitions, keys_of, one_partition_a_run, partitions_of, untold
@@ -17,21 +18,24 @@ from rivet_dagster.orchestration.resources import DatabaseResource
 
 __all__ = [
     "Defined",
-    "Described",
     "ExportConfig",
     "KeyPrefix",
+    "StepBody",
+    "as_it_is",
     "build_export_asset",
     "defined",
     "describe",
     "export_asset",
     "export_key",
     "require",
+    "what_is_exported",
 ]
 
 # The definition says so itself, so that whoever has the definition alone (a check, the console) knows what it exports.
 _EXPORT, _SOURCE = "rivet/export", "rivet/source"
 
-KeyPrefix = Optional[str | Sequence[str]]  # noqa: UP045 - Dagster's own way to say it
+StepBody = Callable[[dg.AssetExecutionContext, ExportHandle], Any]
+"""What a step does with its export before it is committed: it gives what the IO manager is to commit."""
 
 
 class ExportConfig(dg.Config):
@@ -50,20 +54,6 @@ class Defined:
     source: str
 
 
-class Described(TypedDict):
-    """What an export's asset is, as arguments of Dagster's."""
-
-    key: dg.AssetKey
-    deps: Iterable[Any] | None
-    description: str
-    metadata: Mapping[str, Any] | None
-    tags: Mapping[str, str]
-    kinds: set[str]
-    code_version: str
-    group_name: str | None
-    owners: Sequence[str] | None
-
-
 def build_export_asset(
     export: Export,
     *,
@@ -78,6 +68,9 @@ def build_export_asset(
     group_name: str | None = None,
     owners: Sequence[str] | None = None,
     tags: Mapping[str, str] | None = None,
+    kinds: Iterable[str] | None = None,
+    automation_condition: dg.AutomationCondition[Any] | None = None,
+    freshness_policy: dg.FreshnessPolicy | None = None,
 ) -> dg.AssetsDefinition:
     """Make an asset whose materialization is one committed delivery of an export.
 
@@ -96,6 +89,9 @@ def build_export_asset(
         group_name: of the asset.
         owners: of the asset.
         tags: of the asset.
+        kinds: shown besides the format.
+        automation_condition: when Dagster materializes the asset by itself.
+        freshness_policy: how old its newest materialization may be.
 
     Raises:
         ConfigError: nothing says which rows are of a partition, or the partitions are of another kind.
@@ -115,100 +111,103 @@ def build_export_asset(
                 },
             )
     """
-    described = describe(
-        export,
-        source=source,
+    options = AssetOptions(
         key_prefix=key_prefix,
-        deps=deps,
-        group_name=group_name,
-        owners=owners,
-        tags=tags,
-    )
-    return export_asset(
-        export,
-        described,
-        source=source,
-        io_manager_key=io_manager_key,
         partitions_def=partitions_def,
         backfill_policy=backfill_policy,
         retry_policy=retry_policy,
         pool=pool,
+        deps=deps,
+        group_name=group_name,
+        owners=owners,
+        tags=tags,
+        kinds=kinds,
+        automation_condition=automation_condition,
+        freshness_policy=freshness_policy,
     )
+    spec = describe(export, options).merge_attributes(metadata=what_is_exported(export, source))
+    return export_asset(export, spec, options, source=source, io_manager_key=io_manager_key)
+
+
+def as_it_is(_context: dg.AssetExecutionContext, handle: ExportHandle) -> ExportHandle:
+    """Export what the definition says."""
+    return handle
 
 
 def export_asset(
     export: Export,
-    described: Described,
+    spec: dg.AssetSpec,
+    options: AssetOptions,
     *,
     source: str,
     io_manager_key: str,
-    partitions_def: dg.PartitionsDefinition[str] | None,
-    backfill_policy: dg.BackfillPolicy | None,
-    retry_policy: dg.RetryPolicy | None,
-    pool: str | None,
+    body: StepBody = as_it_is,
 ) -> dg.AssetsDefinition:
     """As `build_export_asset`, of an asset that is described already.
 
     Raises:
         ConfigError: nothing says which rows are of a partition, or the partitions are of another kind.
     """
+    partitions_def, backfill_policy = spec.partitions_def, options.backfill_policy
     check_partitions(export, partitions_def, backfill_policy)
     if partitions_def is not None and backfill_policy is None:
         backfill_policy = one_partition_a_run()
     with untold():
         asset = dg.asset(
-            **described,
+            key=spec.key,
+            deps=spec.deps,
+            description=spec.description,
+            metadata=spec.metadata,
+            tags=spec.tags,
+            code_version=spec.code_version,
+            group_name=spec.group_name,
+            owners=spec.owners,
+            automation_condition=spec.automation_condition,
+            freshness_policy=spec.freshness_policy,
             required_resource_keys={source, io_manager_key},
             io_manager_key=io_manager_key,
             partitions_def=partitions_def,
             backfill_policy=backfill_policy,
-            retry_policy=retry_policy,
-            pool=pool or source,
+            retry_policy=options.retry_policy,
+            pool=options.pool or source,
         )
 
     @asset
-    def _export(context: dg.AssetExecutionContext, config: ExportConfig) -> ExportHandle:
+    def _export(context: dg.AssetExecutionContext, config: ExportConfig) -> Any:
         # Nothing is read here: the IO manager reads, within the commit.
         require(context, io_manager_key, ExportIOManager)
         database = require(context, source, DatabaseResource)
         partitions = {} if partitions_def is None else partitions_of(partitions_def, keys_of(context))
-        return ExportHandle(export=export, database=database, full_refresh=config.full_refresh, partitions=partitions)
+        handle = ExportHandle(export=export, database=database, full_refresh=config.full_refresh, partitions=partitions)
+        return body(context, handle)
 
     return _export
 
 
-def describe(
-    export: Export,
-    *,
-    source: str,
-    key_prefix: KeyPrefix,
-    deps: Iterable[Any] | None,
-    group_name: str | None,
-    owners: Sequence[str] | None,
-    tags: Mapping[str, str] | None,
-    metadata: Mapping[str, Any] | None = None,
-    kinds: Iterable[str] = (),
-) -> Described:
+def describe(export: Export, options: AssetOptions, *, kinds: Iterable[str] = ()) -> dg.AssetSpec:
     """What an export's asset is, the same whether it has a step of its own or not.
 
-    `metadata` is the definition's, to which is added what `defined` reads; `kinds` are shown besides the export's own
-    format.
+    `kinds` are shown besides the export's own format and those of the options.
     """
-    return {
-        "key": export_key(export, key_prefix),
-        "deps": deps,
-        "description": _description(export),
-        "metadata": {
-            **(metadata or {}),
-            _EXPORT: dg.MetadataValue.json(_what_is_set(export)),
-            _SOURCE: source,
-        },
-        "tags": {"rivet/export": export.mode.kind, **(tags or {})},
-        "kinds": {*kinds, *({export.format.kind} if export.format is not None else ())},
-        "code_version": _code_version(export),
-        "group_name": group_name,
-        "owners": owners,
-    }
+    with untold():
+        return dg.AssetSpec(
+            key=export_key(export, options.key_prefix),
+            deps=options.deps,
+            description=_description(export),
+            tags={"rivet/export": export.mode.kind, **(options.tags or {})},
+            kinds={*kinds, *({export.format.kind} if export.format is not None else ()), *(options.kinds or ())},
+            code_version=_code_version(export),
+            group_name=options.group_name,
+            owners=options.owners,
+            automation_condition=options.automation_condition,
+            freshness_policy=options.freshness_policy,
+            partitions_def=options.partitions_def,
+        )
+
+
+def what_is_exported(export: Export, source: str) -> dict[str, Any]:
+    """Metadata of an asset's definition that `defined` reads."""
+    return {_EXPORT: dg.MetadataValue.json(_what_is_set(export)), _SOURCE: source}
 
 
 def defined(metadata: Mapping[str, Any]) -> Defined | None:

@@ -15,7 +15,7 @@ from pydantic import Field
 from rivet_dagster.attempt import Extraction
 from rivet_dagster.errors import RivetError, SourceError
 from rivet_dagster.exports.spec import Export
-from rivet_dagster.orchestration.assets import require
+from rivet_dagster.orchestration.assets import StepBody, as_it_is, require
 from rivet_dagster.orchestration.failures import exports_failure, text_of
 from rivet_dagster.orchestration.handle import ExportHandle
 from rivet_dagster.orchestration.io_managers import ExportIOManager
@@ -45,6 +45,7 @@ def bundle_asset(
     parallel: int,
     retry_policy: dg.RetryPolicy | None,
     pool: str | None,
+    body: StepBody = as_it_is,
 ) -> dg.AssetsDefinition:
     """Make one asset of each export, all of them materialized by one step, or by it alone what is selected.
 
@@ -60,6 +61,7 @@ def bundle_asset(
         parallel: how many exports run at a time.
         retry_policy: how often Dagster repeats the step after a failure that may pass.
         pool: of the step.
+        body: called for each export before any of them is committed.
     """
     metadata = {spec.key: spec.metadata for spec in specs}
 
@@ -77,12 +79,8 @@ def bundle_asset(
         step = _Step(context, outlet, parallel=parallel)
         wanted = [key for key in exports if key in context.selected_asset_keys]
         anew = _named(config.full_refresh, exports)
-        yield from step.run(
-            {
-                k: (ExportHandle(export=exports[k], database=database, full_refresh=k in anew), metadata[k])
-                for k in wanted
-            }
-        )
+        handles = {k: ExportHandle(export=exports[k], database=database, full_refresh=k in anew) for k in wanted}
+        yield from step.run({k: (body(context, handle), metadata[k]) for k, handle in handles.items()})
 
     return _bundle
 
@@ -112,16 +110,14 @@ class _Step:
         self._reading: dict[int, Extraction] = {}
         self._stopped = False
 
-    def run(
-        self, wanted: Mapping[dg.AssetKey, tuple[ExportHandle, Mapping[str, Any]]]
-    ) -> Iterator[dg.MaterializeResult[Any]]:
+    def run(self, wanted: Mapping[dg.AssetKey, tuple[Any, Mapping[str, Any]]]) -> Iterator[dg.MaterializeResult[Any]]:
         """Yield what is committed, as it is; raise at the end for what is not."""
         failed: dict[str, Exception] = {}
         uri = self._open()
         workers = ThreadPoolExecutor(self._parallel, thread_name_prefix="bundle")
         try:
-            for key, (handle, metadata) in wanted.items():
-                exporting = workers.submit(self._export, key, handle, metadata)
+            for key, (value, metadata) in wanted.items():
+                exporting = workers.submit(self._export, key, value, metadata)
                 exporting.add_done_callback(partial(self._done, key))
             left = len(wanted)
             while left:
@@ -147,7 +143,7 @@ class _Step:
             return self._outlet.open_destination().uri()
         return self._outlet.kind
 
-    def _export(self, key: dg.AssetKey, handle: ExportHandle, metadata: Mapping[str, Any]) -> Outcome:
+    def _export(self, key: dg.AssetKey, value: Any, metadata: Mapping[str, Any]) -> Outcome:
         partitions = tuple(sorted(self._context.partition_keys)) if self._context.has_partition_key else None
         asked = Asked(
             asset_key=key,
@@ -158,7 +154,7 @@ class _Step:
             bundled=True,
             begun=self._begun,
         )
-        return self._outlet.deliver(asked, handle)
+        return self._outlet.deliver(asked, value)
 
     def _done(self, key: dg.AssetKey, exporting: Future[Outcome]) -> None:
         self._said.put((key, exporting))

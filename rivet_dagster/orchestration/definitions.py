@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
@@ -11,7 +12,8 @@ import dagster as dg
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.plan import Diagnostic, Level, PlannedExport, diagnose, reject
 from rivet_dagster.exports.spec import Export
-from rivet_dagster.orchestration.assets import KeyPrefix, describe, export_asset, export_key
+from rivet_dagster.orchestration.asset_options import AssetOptions, KeyPrefix
+from rivet_dagster.orchestration.assets import StepBody, as_it_is, describe, export_asset, what_is_exported
 from rivet_dagster.orchestration.automation import export_schedule
 from rivet_dagster.orchestration.bundles import bundle_asset
 from rivet_dagster.orchestration.checks import build_manifest_checks
@@ -21,7 +23,7 @@ from rivet_dagster.orchestration.partitions import check_partitions, is_ranged
 from rivet_dagster.orchestration.resources import DatabaseResource
 from rivet_dagster.sources.url import parse_url
 
-__all__ = ["build_export_definitions"]
+__all__ = ["Planned", "build_export_definitions", "export_definitions", "spec_of"]
 
 _LOG = logging.getLogger(__name__)
 # Exports of a bundle: each has a connection to the database, and memory of its own.
@@ -46,6 +48,9 @@ def build_export_definitions(
     group_name: str | None = None,
     owners: Sequence[str] | None = None,
     tags: Mapping[str, str] | None = None,
+    kinds: Iterable[str] | None = None,
+    automation_condition: dg.AutomationCondition[Any] | None = None,
+    freshness_policy: dg.FreshnessPolicy | None = None,
 ) -> dg.Definitions:
     """Make all that exports need in a code location; several of them merge with `dg.Definitions.merge`.
 
@@ -71,6 +76,9 @@ def build_export_definitions(
         group_name: of each asset.
         owners: of each asset.
         tags: of each asset.
+        kinds: shown for each asset besides those of destination and format.
+        automation_condition: when Dagster materializes an asset by itself.
+        freshness_policy: of each asset.
 
     Raises:
         PlanRejected: an export cannot work at this destination; carries every diagnostic.
@@ -78,94 +86,131 @@ def build_export_definitions(
             source is not its database's, `parallel` is given without `bundle`, `partitions_def` with it, or nothing
             says which rows are of a partition.
     """
-    planned = [*exports]
-    _require(name, "exports", Export, *planned)
+    options = AssetOptions(
+        key_prefix=key_prefix,
+        partitions_def=partitions_def,
+        backfill_policy=backfill_policy,
+        retry_policy=retry_policy,
+        pool=pool,
+        deps=deps,
+        group_name=group_name,
+        owners=owners,
+        tags=tags,
+        kinds=kinds,
+        automation_condition=automation_condition,
+        freshness_policy=freshness_policy,
+    )
     _require(name, "source", DatabaseResource, source)
     _require(name, "destination", ExportIOManager, destination)
-    if parallel is not None and (parallel < 1 or not bundle):
-        msg = f"{name}: parallel is how many exports of a bundle run at a time, 1 or more; found {parallel!r}"
-        raise ConfigError(f"{msg} with bundle={bundle}")
-    if bundle and partitions_def is not None:
-        msg = f"{name}: partitions_def and bundle=True do not go together; leave one of them out"
-        raise ConfigError(msg)
+    planned = [*exports]
+    _require(name, "exports", Export, *planned)
     source.check()
+    return export_definitions(
+        [Planned(export=e, options=options, spec=spec_of(e, options, destination)) for e in planned],
+        source=source,
+        destination=destination,
+        name=name,
+        schedule=schedule,
+        bundle=bundle,
+        parallel=parallel,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """An export, its options, and its asset as it is described."""
+
+    export: Export
+    options: AssetOptions
+    spec: dg.AssetSpec
+
+
+def spec_of(export: Export, options: AssetOptions, destination: ExportIOManager) -> dg.AssetSpec:
+    """Describe the asset of an export."""
+    kinds = {destination.kind} | (set() if export.format else {destination.format})
+    return describe(export, options, kinds=kinds)
+
+
+def export_definitions(
+    planned: Sequence[Planned],
+    *,
+    source: DatabaseResource,
+    destination: ExportIOManager,
+    name: str,
+    schedule: str | None,
+    bundle: bool,
+    parallel: int | None,
+    body: StepBody = as_it_is,
+) -> dg.Definitions:
+    """As `build_export_definitions`, of exports that differ in their options; `body` is called by each step.
+
+    Raises:
+        PlanRejected: an export cannot work at this destination; carries every diagnostic.
+        ConfigError: as there; or options differ that have to be the same.
+    """
     if not planned:
         msg = f"{name}: expected at least one export, found none"
         raise ConfigError(msg)
-    for e in planned:
-        check_partitions(e, partitions_def, backfill_policy)
-    found = _diagnose(
-        planned,
-        source=source,
-        destination=destination,
-        key_prefix=key_prefix,
-        retry_policy=retry_policy,
-        bundled=bundle,
-        ranged=is_ranged(backfill_policy),
-    )
-    resources = {f"{name}_source": source, f"{name}_destination": destination}
-    described = [
-        describe(
-            e,
-            source=f"{name}_source",
-            key_prefix=key_prefix,
-            deps=deps,
-            group_name=group_name,
-            owners=owners,
-            tags=tags,
-            metadata=_metadata(e, destination, found, key_prefix=key_prefix),
-            kinds={destination.kind} | (set() if e.format else {destination.format}),
+    if parallel is not None and (parallel < 1 or not bundle):
+        msg = f"{name}: parallel is how many exports of a bundle run at a time, 1 or more; found {parallel!r}"
+        raise ConfigError(f"{msg} with bundle={bundle}")
+    partitions_def = planned[0].spec.partitions_def
+    if any(p.spec.partitions_def != partitions_def for p in planned):
+        msg = f"{name}: partitions_def has to be the same for all exports of a job; make definitions of their own"
+        raise ConfigError(msg)
+    if bundle and partitions_def is not None:
+        msg = f"{name}: partitions_def and bundle=True do not go together; leave one of them out"
+        raise ConfigError(msg)
+    for p in planned:
+        check_partitions(p.export, partitions_def, p.options.backfill_policy)
+    found = _diagnose(planned, source=source, destination=destination, bundled=bundle)
+    source_key, destination_key = f"{name}_source", f"{name}_destination"
+    specs = [
+        p.spec.merge_attributes(
+            metadata={
+                **_metadata(p.spec.key, destination, found),
+                **what_is_exported(p.export, source_key),
+            }
         )
-        for e in planned
+        for p in planned
     ]
     if bundle:
         assets = [
             bundle_asset(
-                {d["key"]: e for e, d in zip(planned, described, strict=True)},
+                {spec.key: p.export for p, spec in zip(planned, specs, strict=True)},
                 name=f"{name}_bundle",
-                specs=[dg.AssetSpec(**d) for d in described],
-                source=f"{name}_source",
-                io_manager_key=f"{name}_destination",
+                specs=specs,
+                source=source_key,
+                io_manager_key=destination_key,
                 parallel=parallel or _AT_A_TIME,
-                retry_policy=retry_policy,
-                pool=pool,
+                retry_policy=planned[0].options.retry_policy,
+                pool=planned[0].options.pool,
+                body=body,
             )
         ]
     else:
         assets = [
-            export_asset(
-                e,
-                d,
-                source=f"{name}_source",
-                io_manager_key=f"{name}_destination",
-                partitions_def=partitions_def,
-                backfill_policy=backfill_policy,
-                retry_policy=retry_policy,
-                pool=pool,
-            )
-            for e, d in zip(planned, described, strict=True)
+            export_asset(p.export, spec, p.options, source=source_key, io_manager_key=destination_key, body=body)
+            for p, spec in zip(planned, specs, strict=True)
         ]
     if any(a.op.name == name for a in assets):
         msg = f"name={name!r} is also the step of an export, and Dagster wants them to differ; give another name"
         raise ConfigError(msg)
-    keys = [d["key"] for d in described]
+    keys = [spec.key for spec in specs]
     job = dg.define_asset_job(name, selection=dg.AssetSelection.assets(*keys))
     schedules = []
     if schedule:
         schedules = [export_schedule(f"{name}_schedule", job, schedule, keys=keys, partitions_def=partitions_def)]
     return dg.Definitions(
         assets=assets,
-        resources=resources,
+        resources={source_key: source, destination_key: destination},
         jobs=[job],
         schedules=schedules,
         asset_checks=_manifest_checks(assets, destination),
     )
 
 
-def _metadata(
-    export: Export, destination: ExportIOManager, found: Iterable[Diagnostic], *, key_prefix: KeyPrefix
-) -> dict[str, Any]:
-    key = export_key(export, key_prefix)
+def _metadata(key: dg.AssetKey, destination: ExportIOManager, found: Iterable[Diagnostic]) -> dict[str, Any]:
     return definition_metadata(
         destination.capabilities,
         uri=destination.uri(destination.prefix_of(key)),
@@ -185,32 +230,25 @@ def _require(name: str, argument: str, kind: type[Any], *given: object) -> None:
 
 
 def _diagnose(
-    exports: Sequence[Export],
-    *,
-    source: DatabaseResource,
-    destination: ExportIOManager,
-    key_prefix: KeyPrefix,
-    retry_policy: dg.RetryPolicy | None,
-    bundled: bool,
-    ranged: bool,
+    planned: Sequence[Planned], *, source: DatabaseResource, destination: ExportIOManager, bundled: bool
 ) -> tuple[Diagnostic, ...]:
-    planned = []
-    for e in exports:
-        key = export_key(e, key_prefix)
+    exports = []
+    for p in planned:
+        key, retry_policy = p.spec.key, p.options.retry_policy
         prefix = destination.prefix_of(key)
-        planned.append(
+        exports.append(
             PlannedExport(
                 name="/".join(key.path),
-                output=destination.settings.output(e),
+                output=destination.settings.output(p.export),
                 capabilities=destination.capabilities,
                 uri=destination.uri(prefix) or prefix.root,
                 max_retries=retry_policy.max_retries if retry_policy else 0,
-                mode=e.mode,
+                mode=p.export.mode,
                 bundled=bundled,
-                ranged=ranged,
+                ranged=is_ranged(p.options.backfill_policy),
             )
         )
-    found = (*diagnose(planned), *_password_in_clear(source, [p.name for p in planned]))
+    found = (*diagnose(exports), *_password_in_clear(source, [e.name for e in exports]))
     reject(found)
     for finding in found:
         _LOG.warning("%s", finding)

@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+from datetime import timedelta
 
 import dagster as dg
 import pytest
@@ -39,14 +40,18 @@ def test_an_asset_says_what_it_exports():
         group_name="raw",
         owners=["team:data"],
         tags={"tier": "gold"},
+        kinds=["postgres"],
+        automation_condition=dg.AutomationCondition.eager(),
+        freshness_policy=(fresh := dg.FreshnessPolicy.time_window(fail_window=timedelta(days=1))),
     )
     (spec,) = asset.specs
     assert spec.key == dg.AssetKey(["wh", "raw", "orders"])
     assert "`shop.orders`" in spec.description
     assert spec.group_name == "raw"
     assert list(spec.owners) == ["team:data"]
-    assert spec.kinds == {"csv"}
+    assert spec.kinds == {"csv", "postgres"}
     assert spec.tags["tier"] == "gold"
+    assert (spec.automation_condition, spec.freshness_policy) == (dg.AutomationCondition.eager(), fresh)
     assert [d.asset_key for d in spec.deps] == [dg.AssetKey("upstream")]
     assert asset.op.retry_policy == dg.RetryPolicy(max_retries=3)
     assert asset.op.pool == "shop_db"
