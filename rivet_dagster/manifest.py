@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 MAX_ANCESTORS = 256
+_MD5_BYTES = 16
 
 
 class Status(str, Enum):
@@ -89,8 +90,12 @@ class Part:
 
     @property
     def md5(self) -> bytes | None:
-        """The raw digest, where there is one."""
-        return base64.b64decode(self.content_md5) if self.content_md5 else None
+        """The raw digest; `None` where a foreign writer recorded none, or something else."""
+        try:
+            found = base64.b64decode(self.content_md5, validate=True)
+        except ValueError:
+            return None
+        return found if len(found) == _MD5_BYTES else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,13 +103,14 @@ class Fault:
 
     Attributes:
         path: relative to the prefix.
-        kind: "missing", "size", "checksum", or for control objects "marker" and "manifest".
+        kind: "missing", "size", "checksum", "rows", "schema", "unreadable", or for control objects "marker" and
+            "manifest".
         expected: in words.
         found: in words.
     """
 
     path: str
-    kind: Literal["missing", "size", "checksum", "marker", "manifest"]
+    kind: Literal["missing", "size", "checksum", "rows", "schema", "unreadable", "marker", "manifest"]
     expected: str
     found: str
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from rivet_dagster.contract import ObjectDestination
 from rivet_dagster.errors import ReadError
@@ -10,9 +11,39 @@ from rivet_dagster.layout import MANIFEST, MARKER, Prefix, token_of
 from rivet_dagster.manifest import MAX_ANCESTORS, Dataset, Manifest, fingerprint, marker_fingerprint
 from rivet_dagster.readback import Fault, Sight, check_delivery, look, read_record
 
-__all__ = ["Verdict", "judge"]
+__all__ = ["Findings", "Look", "Verdict", "by_listing", "judge"]
 
 _LOOKS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What one way to look at a delivery found.
+
+    Attributes:
+        said: what was looked at, in a few words, for a delivery without faults.
+        faults: what is wrong.
+        warns: what is wrong, or noted, is to be looked at, and nothing has to be stopped for it.
+        notes: what a person should know and is no fault.
+        numbers: what was counted, as metadata.
+    """
+
+    said: str
+    faults: tuple[Fault, ...] = ()
+    warns: bool = False
+    notes: tuple[str, ...] = ()
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+Look = Callable[[ObjectDestination, Prefix, Manifest], Findings]
+"""A way to look at what a manifest claims, once it is known to be the delivery's own."""
+
+
+def by_listing(destination: ObjectDestination, prefix: Prefix, manifest: Manifest) -> Findings:
+    """Compare the parts with one listing and what the store says in it: no part is read."""
+    faults = check_delivery(destination, prefix, manifest)
+    parts = len(manifest.parts)
+    return Findings(said=f"{parts} part{'' if parts == 1 else 's'} checked", faults=faults)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +58,7 @@ class Verdict:
         superseded: the successor replaced this delivery, so its parts may rightly be gone and were not looked at.
         unknown: paths of objects that no manifest and no attempt names; they are never touched.
         notes: what a person should know and is no fault.
+        found: of the way in which the delivery was looked at; `None` where it was not.
     """
 
     manifest: Manifest | None = None
@@ -36,28 +68,42 @@ class Verdict:
     superseded: bool = False
     unknown: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    found: Findings | None = None
 
     @property
     def passed(self) -> bool:
         """Whether nothing is wrong; a superseded delivery is not wrong."""
         return not self.faults
 
+    @property
+    def warns(self) -> bool:
+        """Whether all there is to say is a warning."""
+        looked = self.found
+        only_looked = looked is not None and len(self.faults) == len(looked.faults)
+        return self.superseded or (looked is not None and looked.warns and only_looked)
+
 
 def judge(
-    destination: ObjectDestination, prefix: Prefix, *, run_id: str | None = None, checksum: str | None = None
+    destination: ObjectDestination,
+    prefix: Prefix,
+    *,
+    run_id: str | None = None,
+    checksum: str | None = None,
+    look_at: Look = by_listing,
 ) -> Verdict:
-    """Look at marker, manifest and a listing of the parts with what the store says of each.
+    """Look at marker and manifest, then in one of several ways at what the manifest claims.
 
     Args:
         destination: where.
         prefix: of the dataset.
         run_id: the delivery's, as its materialization recorded it; `None` judges whatever the head is.
         checksum: the fingerprint of its manifest, as recorded.
+        look_at: the way.
 
     Raises:
         DestinationError: the store could not be asked, so there is no verdict.
     """
-    case = _Case(destination=destination, prefix=prefix, run_id=run_id, checksum=checksum)
+    case = _Case(destination=destination, prefix=prefix, run_id=run_id, checksum=checksum, look_at=look_at)
     for _ in range(_LOOKS):
         before, verdict = case.head(), case.judged()
         # Another run that commits meanwhile removes parts between the look at the head and the listing.
@@ -72,6 +118,7 @@ class _Case:
     prefix: Prefix
     run_id: str | None
     checksum: str | None
+    look_at: Look
 
     def head(self) -> str | None:
         """The version of the head."""
@@ -120,7 +167,7 @@ class _Case:
             side = f"manifest-{self.run_id}.json"
             fault = Fault(path=side, kind="manifest", expected=str(self.checksum), found="no record with these bytes")
             judged = Verdict(faults=(fault,))
-        return replace(judged, successor=head.run_id, notes=(f"{head.run_id} {said}",))
+        return replace(judged, successor=head.run_id, notes=(f"{head.run_id} {said}", *judged.notes))
 
     def of_torn_controls(self, why: ReadError) -> Verdict:
         """Manifest and marker do not belong together, or one is unreadable: what was recorded says which."""
@@ -136,7 +183,8 @@ class _Case:
             faults.append(Fault(path=MARKER, kind="marker", expected=expected, found=named))
         if not faults:
             faults.append(Fault(path=MANIFEST, kind="manifest", expected="a readable manifest", found=str(why)))
-        return replace(self.of_copy(*faults), notes=(str(why),))
+        judged = self.of_copy(*faults)
+        return replace(judged, notes=(str(why), *judged.notes))
 
     def of_copy(self, *faults: Fault) -> Verdict:
         """Judge the parts by the delivery's own copy of its manifest, where that is still what was recorded."""
@@ -149,11 +197,14 @@ class _Case:
         return self._of(copy.manifest, copy.fingerprint, *faults)
 
     def _of(self, manifest: Manifest, its_fingerprint: str, *faults: Fault) -> Verdict:
+        found = self.look_at(self.destination, self.prefix, manifest)
         return Verdict(
             manifest=manifest,
             fingerprint=its_fingerprint,
-            faults=(*faults, *check_delivery(self.destination, self.prefix, manifest)),
+            faults=(*faults, *found.faults),
             unknown=self._unknown(manifest),
+            notes=found.notes,
+            found=found,
         )
 
     def _still_part_of(self, head: Manifest) -> bool:

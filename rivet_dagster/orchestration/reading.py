@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,11 +13,11 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 
 from rivet_dagster.contract import ObjectDestination
-from rivet_dagster.errors import ReadError, RivetError
+from rivet_dagster.errors import ReadError
 from rivet_dagster.layout import Prefix
 from rivet_dagster.manifest import Manifest, Part
 from rivet_dagster.orchestration.arrow_types import arrow_type
-from rivet_dagster.orchestration.failures import leave_out_foreign_texts
+from rivet_dagster.orchestration.part_file import PartFile
 
 __all__ = ["Delivered", "dataset_of", "table_of"]
 
@@ -168,57 +167,6 @@ def _csv(schema: pa.Schema, *, block_bytes: int) -> ds.CsvFileFormat:
     return ds.CsvFileFormat(parse_options=parse, convert_options=convert, read_options=read)
 
 
-class _PartFile(io.RawIOBase):
-    """One part as a seekable stream of ranged reads."""
-
-    def __init__(self, destination: ObjectDestination, key: str, part: Part) -> None:
-        super().__init__()
-        self._destination, self._key, self._part = destination, key, part
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._part.size_bytes}[whence]
-        self._at = base + offset
-        return self._at
-
-    def read(self, size: int | None = -1) -> bytes:
-        left = max(self._part.size_bytes - self._at, 0)
-        wanted = left if size is None or size < 0 else min(size, left)
-        if not wanted:
-            return b""
-        try:
-            body = self._range(wanted)
-        except RivetError as e:
-            leave_out_foreign_texts(e)
-            raise
-        self._at += len(body)
-        return body
-
-    def _range(self, wanted: int) -> bytes:
-        where = self._destination.uri(self._key)
-        stored = self._destination.read(self._key, start=self._at, length=wanted)
-        if stored is None:
-            msg = (
-                f"{where}: expected the part that the manifest lists, found nothing: a newer delivery may have "
-                "replaced it: read again, or keep superseded deliveries longer with retain; if none has, export again"
-            )
-            raise ReadError(msg)
-        said, found = self._part.size_bytes, stored.meta.size_bytes
-        if found != said or len(stored.body) != wanted:
-            msg = f"{where}: expected a part of {said} bytes, found {found}; export again"
-            raise ReadError(msg)
-        return stored.body
-
-
 class _Files(pafs.FileSystemHandler):  # type: ignore[misc] # pyarrow has no types
     """The parts of one delivery, under the names they are shown by, as a read-only file system with nothing else."""
 
@@ -243,7 +191,8 @@ class _Files(pafs.FileSystemHandler):  # type: ignore[misc] # pyarrow has no typ
     def open_input_file(self, path: str) -> pa.PythonFile:
         if path not in self._parts:
             raise FileNotFoundError(path)
-        return pa.PythonFile(_PartFile(self._destination, *self._parts[path]), mode="r")
+        key, part = self._parts[path]
+        return pa.PythonFile(PartFile(self._destination, key, size_bytes=part.size_bytes), mode="r")
 
     def open_input_stream(self, path: str) -> pa.PythonFile:
         return self.open_input_file(path)

@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-__all__ = ["RunFacts", "add_partition_metadata", "run_id_of", "set_data_version"]
+__all__ = ["RunFacts", "add_partition_metadata", "materialized", "run_id_of", "set_data_version"]
 
 _MAX_RETRIES = "dagster/max_retries"
 _PAGE = 20
@@ -53,7 +53,7 @@ class RunFacts:
             attempt=step.previous_attempt_count + 1,
             max_retries=_max_retries(step.op_retry_policy, run.tags),
             is_over=is_over,
-            materialized=partial(_materialized, instance),
+            materialized=partial(materialized, instance),
         )
 
 
@@ -86,12 +86,13 @@ def _step(context: dg.OutputContext | dg.InputContext | dg.AssetExecutionContext
         return None
 
 
-def _materialized(
+def materialized(
     instance: dg.DagsterInstance, asset_key: dg.AssetKey, partition_key: str | None
 ) -> Iterator[Mapping[str, Any]]:
     wanted = dg.AssetRecordsFilter(asset_key=asset_key, asset_partitions=partition_key and [partition_key])
     cursor, more = None, True
     while more:
+    """The metadata of an asset's materializations, or of one partition's, the newest first."""
         page = instance.fetch_materializations(wanted, limit=_PAGE, cursor=cursor)
         for record in page.records:
             if record.asset_materialization is not None:

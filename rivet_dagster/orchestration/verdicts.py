@@ -1,4 +1,4 @@
-"""What the check `manifest` shows of a verdict. Pure: from what was found to Dagster's result."""
+"""What a check shows of a verdict. Pure: from what was found to Dagster's result."""
 
 from __future__ import annotations
 
@@ -12,25 +12,17 @@ from rivet_dagster.orchestration.judgement import Verdict
 from rivet_dagster.orchestration.metadata import weakest
 from rivet_dagster.readback import Fault
 
-__all__ = ["CHECK_NAME", "result_of", "result_of_partitions"]
+__all__ = ["result_of", "result_of_partitions"]
 
-CHECK_NAME = "manifest"
 _SHOWN = 50
-_SUMS = (
-    "rivet/parts_checked",
-    "rivet/faults",
-    "rivet/bytes",
-    "rivet/rows",
-    "rivet/unknown_objects",
-    "rivet/duration_seconds",
-)
 
 
-def result_of(key: dg.AssetKey, verdict: Verdict, *, uri: str, recorded: bool) -> dg.AssetCheckResult:
+def result_of(key: dg.AssetKey, check: str, verdict: Verdict, *, uri: str, recorded: bool) -> dg.AssetCheckResult:
     """Of one delivery.
 
     Args:
         key: of the asset.
+        check: its name.
         verdict: what was found.
         uri: of the prefix.
         recorded: whether a materialization of ours says what there has to be.
@@ -50,6 +42,7 @@ def result_of(key: dg.AssetKey, verdict: Verdict, *, uri: str, recorded: bool) -
         "rivet/rows": judged.row_count if judged else 0,
         "rivet/manifest": dg.MetadataValue.url(f"{uri.rstrip('/')}/{MANIFEST}"),
         "rivet/unknown_objects": len(verdict.unknown),
+        **(verdict.found.numbers if verdict.found else {}),
     }
     if judged:
         said |= {
@@ -65,22 +58,27 @@ def result_of(key: dg.AssetKey, verdict: Verdict, *, uri: str, recorded: bool) -
         notes.append(f"objects that no manifest names, left alone: {', '.join(verdict.unknown[:_SHOWN])}")
     if notes:
         said["rivet/notes"] = dg.MetadataValue.json(notes)
-    severity = dg.AssetCheckSeverity.WARN if verdict.superseded else dg.AssetCheckSeverity.ERROR
     return dg.AssetCheckResult(
         asset_key=key,
-        check_name=CHECK_NAME,
+        check_name=check,
         passed=verdict.passed,
-        severity=severity,
+        severity=dg.AssetCheckSeverity.WARN if verdict.warns else dg.AssetCheckSeverity.ERROR,
         description=_said(verdict, notes),
         metadata=said,
     )
 
 
-def result_of_partitions(key: dg.AssetKey, results: Mapping[str, dg.AssetCheckResult]) -> dg.AssetCheckResult:
+def result_of_partitions(
+    key: dg.AssetKey, check: str, results: Mapping[str, dg.AssetCheckResult]
+) -> dg.AssetCheckResult:
     """Of the deliveries of several partitions that were judged each on its own."""
     failed = [k for k, r in results.items() if not r.passed]
-    told = failed or [k for k, r in results.items() if r.severity is dg.AssetCheckSeverity.WARN]
-    said: dict[str, Any] = {name: sum(r.metadata[name].value for r in results.values()) for name in _SUMS}
+    warned = [k for k, r in results.items() if r.severity is dg.AssetCheckSeverity.WARN]
+    told = failed or warned
+    said: dict[str, Any] = {}
+    for name, value in (found for r in results.values() for found in r.metadata.items()):
+        if isinstance(value, dg.IntMetadataValue | dg.FloatMetadataValue):
+            said[name] = said.get(name, 0) + value.value
     said["rivet/partitions_checked"] = len(results)
     faults = [
         dg.TableRecord({**row.data, "path": f"{k}: {row.data['path']}"})
@@ -93,10 +91,10 @@ def result_of_partitions(key: dg.AssetKey, results: Mapping[str, dg.AssetCheckRe
     if told:
         said["rivet/partitions"] = dg.MetadataValue.json(told[:_SHOWN])
         description += f"; {told[0]}: {results[told[0]].description}"
-    only_warned = told and not failed
+    only_warned = told and set(told) <= set(warned)
     return dg.AssetCheckResult(
         asset_key=key,
-        check_name=CHECK_NAME,
+        check_name=check,
         passed=not failed,
         severity=dg.AssetCheckSeverity.WARN if only_warned else dg.AssetCheckSeverity.ERROR,
         description=description,
@@ -110,8 +108,8 @@ def _said(verdict: Verdict, notes: Sequence[str]) -> str:
         return f"{first}" + (f" (and {others} more)" if others else "") + _after(notes)
     if verdict.manifest is None:
         return "; ".join(notes)
-    parts = len(verdict.manifest.parts)
-    return f"marker and manifest agree, {parts} part{'' if parts == 1 else 's'} checked" + _after(notes)
+    looked = f", {verdict.found.said}" if verdict.found else ""
+    return f"marker and manifest agree{looked}" + _after(notes)
 
 
 def _after(notes: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """The manifest check as Dagster runs it: real deliveries, real damage, and which materialization is judged."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -44,10 +45,12 @@ class Place:
     def materialize(self, asset: dg.AssetsDefinition, **kwargs: Any) -> dg.ExecuteInProcessResult:
         return dg.materialize([asset], instance=self.instance, resources=self.resources, **kwargs)
 
-    def check(self, asset: dg.AssetsDefinition, *, raise_on_error: bool = True, **kwargs: Any) -> Any:
-        """Run the check alone and give its evaluation, or the failed result."""
+    def check(
+        self, asset: dg.AssetsDefinition, check: str = "manifest", *, raise_on_error: bool = True, **kwargs: Any
+    ) -> Any:
+        """Run one check alone and give its evaluation, or the failed result."""
         result = dg.materialize(
-            [asset, *build_manifest_checks(asset)],
+            [asset, *build_manifest_checks(asset, checks=check)],
             selection=dg.AssetSelection.all_asset_checks(),
             instance=self.instance,
             resources=self.resources,
@@ -197,6 +200,33 @@ def test_a_foreign_object_is_a_note(place: Place) -> None:
     assert (place.base / "orders" / "data" / "theirs.parquet").exists()
 
 
+def test_a_byte_that_turned_is_red_in_the_check_of_the_content_alone(place: Place) -> None:
+    """Its size is the same, and a local file has no checksum of its own."""
+    place.materialize(orders)
+    part = place.parts[1]
+    body = bytearray(part.read_bytes())
+    body[len(body) // 2] ^= 1
+    part.write_bytes(body)
+    built = [orders, *build_manifest_checks(orders, checks=("manifest", "content"))]
+    result = dg.materialize(
+        built,
+        selection=dg.AssetSelection.all_asset_checks(),
+        instance=place.instance,
+        resources=place.resources,
+    )
+    (step,) = (e.step_key for e in result.all_events if e.is_step_success)
+    found = {e.check_name: e for e in result.get_asset_check_evaluations()}
+    assert (step, {n: e.passed for n, e in found.items()}) == ("orders_checks", {"manifest": True, "content": False})
+    (fault,) = _faults(found["content"])
+    assert (fault["path"], fault["kind"]) == (part.relative_to(place.base / "orders").as_posix(), "checksum")
+    assert hashlib.md5(body).hexdigest() in fault["found"]
+    said = _plain(found["content"])
+    assert (said["rivet/faults"], said["rivet/rows"]) == (1, ROWS)
+    assert said["rivet/bytes_read"] == said["rivet/bytes"] == sum(p.stat().st_size for p in place.parts)
+    numbers = {n: type(found["content"].metadata[n]) for n in ("rivet/faults", "rivet/rows", "rivet/bytes_read")}
+    assert set(numbers.values()) == {dg.IntMetadataValue}
+
+
 def test_many_faults_are_counted_and_the_table_stays_short(place: Place) -> None:
     place.materialize(orders)
     manifest = json.loads((place.base / "orders" / "manifest.json").read_bytes())
@@ -306,9 +336,10 @@ def test_in_a_run_of_a_range_each_of_its_partitions_is_judged(place: Place) -> N
 
     tags = {"dagster/asset_partition_range_start": "b/c", "dagster/asset_partition_range_end": "e"}
     place.materialize(ranged, tags=tags)
-    good = place.check(ranged, tags=tags)
-    assert good.passed, good.description
-    assert {_plain(good)[f"rivet/{name}"] for name in ("partitions_checked", "parts_checked", "rows")} == {3}
+    for check in ("manifest", "content"):
+        good = place.check(ranged, check, tags=tags)
+        assert good.passed, good.description
+        assert {_plain(good)[f"rivet/{name}"] for name in ("partitions_checked", "parts_checked", "rows")} == {3}
     (part,) = (place.base / "parted" / "partition=d" / "data").iterdir()
     part.unlink()
     bad = place.check(ranged, tags=tags)
@@ -428,6 +459,22 @@ class TestBuilding:
         built = {c.check_key.asset_key.path[0]: c for c in build_manifest_checks(both, blocking=True)}
         assert set(built) == {"one", "two"}
         assert ["lake" in built[name].required_resource_keys for name in ("one", "two")] == [False, True]
+
+    def test_a_check_that_does_not_exist_is_refused_with_those_that_do(self) -> None:
+        with pytest.raises(rd.ConfigError, match=r"some of manifest, content.*found 'contents'"):
+            build_manifest_checks(orders, checks=["manifest", "contents"])
+        assert build_manifest_checks(orders, checks=()) == []
+        (built,) = build_manifest_checks(orders, checks=["content", "content"])
+        assert [key.name for key in built.check_keys] == ["content"]
+
+    def test_an_asset_without_partitions_is_judged_beside_one_that_has_some(self, place: Place) -> None:
+        built = [orders, parted, *build_manifest_checks(orders), *build_manifest_checks(parted)]
+        more = {"instance": place.instance, "resources": place.resources, "partition_key": "a"}
+        found = {e.asset_key.path[0]: e for e in dg.materialize(built, **more).get_asset_check_evaluations()}
+        assert {name: (e.passed, e.partition) for name, e in found.items()} == {
+            "orders": (True, None),
+            "parted": (True, "a"),
+        }
 
     def test_what_an_asset_brings_itself_is_not_given_twice(self) -> None:
         with pytest.raises(rd.ConfigError, match="brings its own"):

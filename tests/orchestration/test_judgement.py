@@ -29,7 +29,7 @@ from rivet_dagster.manifest import (
     fingerprint,
     marker_body,
 )
-from rivet_dagster.orchestration.judgement import Verdict, judge
+from rivet_dagster.orchestration.judgement import Findings, Verdict, judge
 from rivet_dagster.wire import parse, serialise
 from tests.faults.kit import FaultyStore, Trouble
 
@@ -117,7 +117,8 @@ def _kinds(verdict: Verdict) -> list[tuple[str, str]]:
 def test_a_good_delivery_passes_by_its_record_and_without_one(shelf: Shelf) -> None:
     m = shelf.deliver(1)
     for verdict in (shelf.judge(m), shelf.judge(None)):
-        assert verdict == Verdict(manifest=m, fingerprint=shelf.fingerprints[m.run_id])
+        found = Findings(said="2 parts checked")
+        assert verdict == Verdict(manifest=m, fingerprint=shelf.fingerprints[m.run_id], found=found)
 
 
 @pytest.mark.parametrize(
