@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rivet_dagster.exports.formats import Csv, Parquet
     from rivet_dagster.exports.modes import Chunked, Full, Incremental, TimeWindow
     from rivet_dagster.exports.partitions import PartitionBy
+    from rivet_dagster.exports.quality import Quality
     from rivet_dagster.exports.spec import Batches, Export, cast
     from rivet_dagster.orchestration.assets import build_export_asset
     from rivet_dagster.orchestration.automation import build_delivery_sensor
@@ -59,6 +60,7 @@ __all__ = [
     "Parquet",
     "PartitionBy",
     "PlanRejected",
+    "Quality",
     "ReadError",
     "RivetError",
     "S3IOManager",
@@ -98,6 +100,7 @@ _HOME = {
     "Parquet": "exports.formats",
     "PartitionBy": "exports.partitions",
     "PlanRejected": "errors",
+    "Quality": "exports.quality",
     "ReadError": "errors",
     "RivetError": "errors",
     "S3IOManager": "orchestration.s3",

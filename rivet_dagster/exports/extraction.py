@@ -142,8 +142,7 @@ def plan_value(
 def _whole(asked: Asked) -> Extraction:
     query = asked.export.source_query
     stream = asked.source.open(query)
-    content, encoder = asked.described(stream)
-    return asked.by_one_statement(query, stream, encoder, content, said={})
+    return asked.by_one_statement(query, stream, asked.described(stream), said={})
 
 
 def _in_ranges(asked: Asked, mode: Chunked) -> Extraction:
@@ -156,31 +155,27 @@ def _in_ranges(asked: Asked, mode: Chunked) -> Extraction:
         snapshot = begun.enter_context(source.snapshot(mode.consistency))
         key = key_of(mode, source, snapshot, query, subject=asked.subject)
         with closing(snapshot.open(query)) as stream:
-            content, encoder = asked.described(stream)
+            described = asked.described(stream, in_ranges=True)
         because = obstacle(asked.export, snapshot)
         terms = resume_terms(asked.export, key, source=source, output=asked.output) if because is None else None
-        resume = Resume(replace(content, resume=terms), key, because=because)
+        resume = Resume(replace(described.content, resume=terms), key, because=because)
 
         def ranges_within(within: KeyRange) -> Iterator[KeyRange]:
             return ranges_of(within, snapshot.boundaries(replace(query, within=within), key, rows=rows))
 
         ranges = RangesReading(
             ranges_between(key, lambda: resume.left_out, ranges_within),
-            lambda within: Reading(encoder, partial(snapshot.open, replace(query, within=within))),
+            lambda within: Reading(described.encoder, partial(snapshot.open, replace(query, within=within))),
             workers=_workers(asked, mode, snapshot),
             progress=asked.progress,
             release=partial(_released, begun.pop_all()),
         )
-    return Extraction(
-        content=resume.content,
-        output=asked.output,
-        read=ranges.parts,
-        stop=ranges.close,
-        resume=resume,
-        parallel=ranges.workers,
+    return described.extraction(
+        ranges.parts,
+        ranges.close,
         said={"rivet/consistency": snapshot.consistency},
-        retried=encoder.retried,
-        coerced=encoder.coerced_values,
+        parallel=ranges.workers,
+        resume=resume,
     )
 
 

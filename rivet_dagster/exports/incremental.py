@@ -34,18 +34,18 @@ def plan_incremental(
     with fixed_window(mode, source, query, cursor, by_clock=by_clock, start=start, subject=asked.subject) as fixed:
         within = replace(query, window=fixed.window)
         stream = source.open(within)
-    content, encoder = asked.described(stream)
+    described = asked.described(stream)
     if head is not None:
         try:
-            check_columns(content, head)
+            check_columns(described.content, head)
         except ContractError:
             stream.close()
             raise
     content = replace(
-        content,
+        described.content,
         identity=identity,
         dataset=Dataset.SNAPSHOT if head is None else Dataset.APPEND,
         cursor=recorded_cursor(mode, fixed.window),
         window=recorded_window(fixed.window),
     )
-    return asked.by_one_statement(within, stream, encoder, content, said=fixed.said)
+    return asked.by_one_statement(within, stream, replace(described, content=content), said=fixed.said)

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
+
 from rivet_dagster.contract import EncodedPart, Staged
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.content import content_of_export, identity_of, schema_of_export
+from rivet_dagster.exports.judge import Judge
 from rivet_dagster.exports.output import OutputSettings
 from rivet_dagster.exports.pace import Pace
 from rivet_dagster.exports.progress import Progress
@@ -17,9 +20,9 @@ from rivet_dagster.exports.reading import Encoder, Reading
 from rivet_dagster.exports.resume import Resume
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.manifest import Content, Identity
-from rivet_dagster.rows import IncrementalSource, Query, ResultStream, Source
+from rivet_dagster.rows import IncrementalSource, Query, ResultStream, Source, SplittableSource
 
-__all__ = ["Asked", "Extraction"]
+__all__ = ["Asked", "Described", "Extraction"]
 
 _SHOWN_RETRIES = 20
 
@@ -38,6 +41,7 @@ class Extraction:
         retried: why reading was begun again, each time.
         coerced: how many values became NULL that would have been refused, by column.
         resume: leaves out what a dead run has exported; `None` where all rows must be read.
+        judge: of the rows, where the export has gates.
         gates: called after the last row.
         suffix: of the parts, e.g. ".csv.gz".
         skip_empty: a run without rows leaves the dataset as it was.
@@ -52,13 +56,16 @@ class Extraction:
     retried: Sequence[str] = ()
     coerced: Callable[[], Mapping[str, int]] = dict
     resume: Resume | None = None
-    gates: Sequence[Callable[[], None]] = field(default=())
+    judge: Judge | None = None
+    gates: Sequence[Callable[[], None]] = ()
     suffix: str = field(init=False)
     skip_empty: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.suffix = self.output.suffix
         self.skip_empty = self.output.skip_empty
+        if self.judge is not None:
+            self.gates = (*self.gates, self.judge.gate)
 
     def parts(self, stage: Callable[[], Staged]) -> Iterator[EncodedPart]:
         """Read and encode; `stage` is called when the first row of a part is there, never for an empty part.
@@ -84,6 +91,42 @@ class Extraction:
     def close(self) -> None:
         """Stop reading and free the source; may be called at any time and again."""
         self.stop()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """A result whose columns are known.
+
+    Attributes:
+        content: what the manifest will say.
+        encoder: how rows become parts.
+    """
+
+    content: Content
+    encoder: Encoder
+
+    def extraction(
+        self,
+        read: Callable[[Callable[[], Staged]], Iterator[EncodedPart]],
+        stop: Callable[[], None],
+        *,
+        said: Mapping[str, Any],
+        parallel: int = 1,
+        resume: Resume | None = None,
+    ) -> Extraction:
+        """Its rows, read by `read`; see `Extraction` for the arguments."""
+        return Extraction(
+            content=self.content if resume is None else resume.content,
+            output=self.encoder.output,
+            read=read,
+            stop=stop,
+            parallel=parallel,
+            said=said,
+            retried=self.encoder.retried,
+            coerced=self.encoder.coerced_values,
+            resume=resume,
+            judge=self.encoder.judge,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,31 +161,30 @@ class Asked:
         raise ConfigError(f"{msg}; read it by the URL of its own kind where there is one, or export with Full()")
 
     def by_one_statement(
-        self, query: Query, stream: ResultStream, encoder: Encoder, content: Content, said: Mapping[str, Any]
+        self, query: Query, stream: ResultStream, described: Described, *, said: Mapping[str, Any]
     ) -> Extraction:
         """All rows of `query`, of which `stream` is the first reading."""
-        reading = Reading(encoder, partial(self.source.open, query), opened=stream)
-        return Extraction(
-            content=content,
-            output=self.output,
-            read=reading.parts,
-            stop=reading.close,
-            said=said,
-            retried=encoder.retried,
-            coerced=encoder.coerced_values,
-        )
+        reading = Reading(described.encoder, partial(self.source.open, query), opened=stream)
+        return described.extraction(reading.parts, reading.close, said=said)
 
-    def described(self, stream: ResultStream) -> tuple[Content, Encoder]:
+    def described(self, stream: ResultStream, *, in_ranges: bool = False) -> Described:
         """What the manifest will say, and how rows become parts.
+
+        Args:
+            stream: of the rows, or of some.
+            in_ranges: whether rows come by several readings.
 
         Raises:
             ConfigError: the columns cannot be exported like this; the stream is closed.
         """
         try:
-            schema = schema_of_export(stream.columns, self.export, output=self.output, subject=self.subject)
+            return self._described(stream, in_ranges=in_ranges)
         except BaseException:
             stream.close()
             raise
+
+    def _described(self, stream: ResultStream, *, in_ranges: bool) -> Described:
+        schema = schema_of_export(stream.columns, self.export, output=self.output, subject=self.subject)
         content = content_of_export(
             self.export,
             export_name=self.export_name,
@@ -151,11 +193,21 @@ class Asked:
             schema=schema,
             described=stream.columns,
         )
-        return content, Encoder(
+        encoder = Encoder(
             schema=schema,
             output=self.output,
             subject=self.subject,
             progress=self.progress,
             pace=self.pace,
             coerce=self.export.source_query.coerce,
+            judge=self._judge(schema, in_ranges=in_ranges),
         )
+        return Described(content=content, encoder=encoder)
+
+    def _judge(self, schema: pa.Schema, *, in_ranges: bool) -> Judge | None:
+        quality, source = self.export.quality, self.source
+        if quality is None:
+            return None
+        keys = source.keys(self.export.source_query) if isinstance(source, SplittableSource) else ()
+        key = keys[0].columns if keys else ()
+        return Judge(quality, schema, subject=self.subject, key=key, numbered=not in_ranges)

@@ -22,6 +22,7 @@ from rivet_dagster.errors import SourceError
 from rivet_dagster.exports.columns import conform
 from rivet_dagster.exports.encode import encode
 from rivet_dagster.exports.handoff import Handoff
+from rivet_dagster.exports.judge import Judge
 from rivet_dagster.exports.memory import divide
 from rivet_dagster.exports.output import OutputSettings
 from rivet_dagster.exports.pace import Pace
@@ -49,6 +50,7 @@ class Encoder:
         progress: counts what passes.
         pace: how fast rows may come, all readings together.
         coerce: the columns in which a value that would be refused is NULL.
+        judge: of the rows, where there are gates.
         retried: why a reading was begun again, each time.
         coerced: of each reading that was read to its end, how many values became NULL.
     """
@@ -59,13 +61,15 @@ class Encoder:
     progress: Progress
     pace: Pace = field(default_factory=lambda: Pace(None))
     coerce: frozenset[str] = frozenset()
+    judge: Judge | None = None
     retried: list[str] = field(default_factory=list)
     coerced: list[Mapping[str, int]] = field(default_factory=list)
 
     def parts(self, batches: Iterable[pa.RecordBatch], stage: Callable[[], Staged]) -> Iterator[EncodedPart]:
-        """Check, count and encode batches; see `encode` for what it raises."""
+        """Check, count, judge and encode batches; see `encode` and `Judge.over` for what it raises."""
         checked = conform(self.progress.over(batches), self.schema, subject=self.subject)
-        with closing(encode(checked, self.schema, output=self.output, stage=stage)) as parts:
+        judged = checked if self.judge is None else self.judge.over(checked)
+        with closing(encode(judged, self.schema, output=self.output, stage=stage)) as parts:
             for part in parts:
                 self.progress.part()
                 yield part

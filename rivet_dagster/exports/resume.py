@@ -48,6 +48,8 @@ def obstacle(export: Export, snapshot: Snapshot) -> str | None:
         return "the snapshot that it read has ended (consistency='snapshot')"
     if export.source_query.coerce:
         return "it did not record how many of its values became NULL (errors='coerce')"
+    if export.quality is not None:
+        return "its gates judge all rows of one run"
     return None
 
 

@@ -12,6 +12,7 @@ from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.formats import Format
 from rivet_dagster.exports.modes import Chunked, Full, Mode
 from rivet_dagster.exports.partitions import PartitionBy
+from rivet_dagster.exports.quality import Quality
 from rivet_dagster.exports.sizes import parse_size
 from rivet_dagster.manifest import MAX_ANCESTORS
 from rivet_dagster.rows import Query
@@ -93,6 +94,9 @@ class Export(BaseModel):
     columns: Mapping[str, Cast] = Field(
         default_factory=dict,
         description='How columns are read that are not read as they are, e.g. {"tags": cast("text")}.',
+    )
+    quality: Quality | None = Field(
+        default=None, description="What the rows of a run have to be like before anything of it is published."
     )
 
     @field_validator("name")

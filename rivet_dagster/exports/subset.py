@@ -54,10 +54,10 @@ def _plan(asked: Asked, term: CursorTerm, window_of: Callable[[Cursor, Noted], W
         window = window_of(cursor, noted)
         within = replace(query, window=window)
         stream = source.open(within)
-    content, encoder = asked.described(stream)
-    content = replace(content, window={"column": term_name(term), **recorded_window(window)})
+    described = asked.described(stream)
+    content = replace(described.content, window={"column": term_name(term), **recorded_window(window)})
     said = {"rivet/nulls_excluded": noted.nulls} if noted.nulls is not None else {}
-    return asked.by_one_statement(within, stream, encoder, content, said=said)
+    return asked.by_one_statement(within, stream, replace(described, content=content), said=said)
 
 
 def _since(mode: TimeWindow, cursor: Cursor, noted: Noted) -> Any:
