@@ -27,7 +27,22 @@ from tests.faults.crash_matrix.exports import run
 from tests.faults.crash_matrix.points import DEAD, FAILPOINTS, VICTIM, Stopping
 
 PATIENCE_S = 120.0
-PRELOADED = (__name__, "tests.faults.crash_matrix.dagster_runs")
+PRELOADED = (
+    __name__,
+    "tests.faults.crash_matrix.dagster_runs",
+    # What Dagster itself loads only when an instance is opened, half a second for each step.
+    "alembic.command",
+    "dagster._core.instance.factory",
+    "dagster._core.launcher.default_run_launcher",
+    "dagster._core.remote_representation",
+    "dagster._core.run_coordinator",
+    "dagster._core.storage.event_log.sqlite",
+    "dagster._core.storage.local_compute_log_manager",
+    "dagster._core.storage.runs.sqlite",
+    "dagster._core.storage.schedules.sqlite",
+    "sqlalchemy.dialects.sqlite",
+    "upath",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
