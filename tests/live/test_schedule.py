@@ -36,6 +36,16 @@ CREATE TABLE events (
 
 
 @pytest.fixture
+def settings():
+    queue = {
+        "module": "dagster.core.run_coordinator",
+        "class": "QueuedRunCoordinator",
+        "config": {"dequeue_interval_seconds": 1},
+    }
+    return {"run_coordinator": queue, "concurrency": {"runs": {"max_concurrent_runs": 1}}}
+
+
+@pytest.fixture
 def source(servers, monkeypatch) -> PostgresServer:
     database = servers(postgres).new_database()
     database.execute(TABLE, "INSERT INTO events (note) SELECT 'old' FROM generate_series(1, 1000)")
