@@ -163,10 +163,16 @@ def _in_ranges(asked: Asked, mode: Chunked) -> Extraction:
         def ranges_within(within: KeyRange) -> Iterator[KeyRange]:
             return ranges_of(within, snapshot.boundaries(replace(query, within=within), key, rows=rows))
 
+        workers = _workers(asked, mode, snapshot)
+
+        def read(within: KeyRange) -> Reading:
+            open_stream = partial(snapshot.open, replace(query, within=within))
+            return Reading(described.encoder, open_stream, workers=workers)
+
         ranges = RangesReading(
             ranges_between(key, lambda: resume.left_out, ranges_within),
-            lambda within: Reading(described.encoder, partial(snapshot.open, replace(query, within=within))),
-            workers=_workers(asked, mode, snapshot),
+            read,
+            workers=workers,
             progress=asked.progress,
             release=partial(_released, begun.pop_all()),
         )

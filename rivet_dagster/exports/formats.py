@@ -26,7 +26,7 @@ class Parquet(_Settings):
         default=None, description="Codec level: zstd 1 to 22 (default 1), gzip 1 to 9; the other codecs have none."
     )
     row_group_bytes: int = Field(
-        default=16_000_000,
+        default=10_000_000,
         ge=1,
         le=1_000_000_000,
         description="A row group ends with the row that brings its values, before encoding, to so many bytes.",

@@ -26,7 +26,8 @@ class Share:
     """What each of those who read and encode at a time may hold.
 
     Attributes:
-        ahead_bytes: rows read that nobody has encoded yet.
+        ahead_bytes: rows read that nobody has encoded yet; less, the more encode at a time, since one waits while
+            another works.
         group_bytes: a row group. It does not depend on how many encode at a time, so that parts do not either.
         workers: how many may read and encode at a time.
     """
@@ -46,13 +47,14 @@ def divide(max_memory: int | None, settings: Parquet | Csv, *, parallel: int = 1
     """
     group = _group_bytes(settings)
     if max_memory is None:
-        return Share(ahead_bytes=_AHEAD_BYTES, group_bytes=group, workers=parallel)
+        return Share(ahead_bytes=_AHEAD_BYTES // parallel, group_bytes=group, workers=parallel)
     max_memory = max(max_memory, least_memory(settings))
     ahead = min(_AHEAD_BYTES, max_memory // 8)
     rest = max_memory - ahead - _FIXED_BYTES
     group = min(group, rest // _COPIES)
     each = ahead + _FIXED_BYTES + _COPIES * group
-    return Share(ahead_bytes=ahead, group_bytes=group, workers=max(1, min(parallel, max_memory // each)))
+    workers = max(1, min(parallel, max_memory // each))
+    return Share(ahead_bytes=ahead // workers, group_bytes=group, workers=workers)
 
 
 def least_memory(settings: Parquet | Csv) -> int:

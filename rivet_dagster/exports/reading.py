@@ -31,8 +31,6 @@ from rivet_dagster.rows import ResultStream
 
 __all__ = ["Encoder", "Reading"]
 
-# What a source may have sent before the encoder needs it.
-_AHEAD_BYTES = 16 * 2**20
 _ATTEMPTS = 3
 _PAUSE = wait_random_exponential(multiplier=1, max=20)
 # A stream that is closed lets its reader go within ten seconds.
@@ -83,7 +81,12 @@ class Reading:
     """The rows of one query. `parts` is called once, by one thread; `close` by any, at any time and again."""
 
     def __init__(
-        self, encoder: Encoder, open_stream: Callable[[], ResultStream], *, opened: ResultStream | None = None
+        self,
+        encoder: Encoder,
+        open_stream: Callable[[], ResultStream],
+        *,
+        opened: ResultStream | None = None,
+        workers: int = 1,
     ) -> None:
         """Read nothing yet.
 
@@ -91,7 +94,9 @@ class Reading:
             encoder: what becomes of the rows.
             open_stream: begins to read.
             opened: a stream that was opened already; it is read first, and closed in any case.
+            workers: how many read and encode at a time.
         """
+        self._workers = workers
         self._encoder = encoder
         self._open = open_stream
         self._stream = opened
@@ -144,7 +149,7 @@ class Reading:
         self._go_on()
         stream, self._unread = self._unread or self._open(), None
         output = self._encoder.output
-        ahead = min(_AHEAD_BYTES, divide(output.max_memory, output.format).ahead_bytes)
+        ahead = divide(output.max_memory, output.format, parallel=self._workers).ahead_bytes
         queue: Handoff[pa.RecordBatch] = Handoff(givers=1, most=ahead)
         reader = threading.Thread(
             target=_read, args=(stream, queue, self._encoder.pace), name="read-ahead", daemon=True

@@ -122,15 +122,15 @@ class TestRowGroups:
         # A slice counts its own rows, not those that share its buffers.
         assert row_bytes(values.slice(1)).tolist() == sizes[1:]
 
-    def test_the_default_group_is_16_million_bytes(self) -> None:
+    def test_the_default_group_is_10_million_bytes(self) -> None:
         table = pa.table({"a": pa.array(range(1_000_000), pa.int64()), "b": pa.array([1.5] * 1_000_000)})
         (part,) = encoded(pa.concat_tables([table.select(["a"])] * 3), Parquet())
         meta = parquet(part).metadata
         assert [meta.row_group(i).num_rows for i in range(meta.num_row_groups)] == [1_048_576, 1_048_576, 902_848]
         (part,) = encoded(table.append_column("t", pa.array(["x" * 46] * 1_000_000)), Parquet())
         meta = parquet(part).metadata
-        rows = -(-16_000_000 // (8 + 8 + 4 + 46))
-        assert [meta.row_group(i).num_rows for i in range(meta.num_row_groups)] == [*[rows] * 4, 1_000_000 - 4 * rows]
+        rows = -(-10_000_000 // (8 + 8 + 4 + 46))
+        assert [meta.row_group(i).num_rows for i in range(meta.num_row_groups)] == [*[rows] * 6, 1_000_000 - 6 * rows]
 
 
 class TestRotation:
