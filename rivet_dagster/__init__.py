@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rivet_dagster.orchestration.definitions import build_export_definitions
     from rivet_dagster.orchestration.gcs import GCSIOManager
     from rivet_dagster.orchestration.io_managers import ExportIOManager, LocalIOManager, StdoutIOManager
+    from rivet_dagster.orchestration.maintenance import build_maintenance_job
     from rivet_dagster.orchestration.resources import DatabaseResource
     from rivet_dagster.orchestration.s3 import S3IOManager
 
@@ -71,6 +72,7 @@ __all__ = [
     "build_delivery_sensor",
     "build_export_asset",
     "build_export_definitions",
+    "build_maintenance_job",
     "build_manifest_checks",
     "cast",
     "testing",
@@ -111,6 +113,7 @@ _HOME = {
     "build_delivery_sensor": "orchestration.automation",
     "build_export_asset": "orchestration.assets",
     "build_export_definitions": "orchestration.definitions",
+    "build_maintenance_job": "orchestration.maintenance",
     "build_manifest_checks": "orchestration.checks",
     "cast": "exports.spec",
 }

@@ -269,4 +269,6 @@ class _Commit:
     def _final(self, draft: Manifest, seen: Sight, parts: tuple[Part, ...]) -> Manifest:
         adds = draft.dataset is Dataset.APPEND and seen.committed is not None
         previous = seen.committed.data_version if adds and seen.committed else None
-        return draft.delivered(parts, finished_at=datetime.now(timezone.utc), previous=previous)
+        final = draft.delivered(parts, finished_at=datetime.now(timezone.utc), previous=previous)
+        same = seen.committed if final.content and final.content.rewrites else None
+        return final if same is None else replace(final, data_version=same.data_version)

@@ -102,9 +102,14 @@ class Prefix:
         """What the key of every part of one attempt begins with, and no other key."""
         return f"{self.data}part-{token}-"
 
+    @property
+    def quarantined(self) -> str:
+        """The directory of what was set aside, with one directory for each attempt."""
+        return f"{self.root}_quarantine/"
+
     def quarantine(self, token: str, path: str) -> str:
         """Where a damaged object of a taken-over attempt is moved to."""
-        return f"{self.root}_quarantine/{token}/{path}"
+        return f"{self.quarantined}{token}/{path}"
 
     def at(self, path: str) -> str:
         """The key of a path as a manifest lists it.

@@ -13,6 +13,7 @@ from typing import Any
 import xxhash
 
 __all__ = [
+    "COMPACT",
     "MAX_ANCESTORS",
     "Ancestor",
     "Column",
@@ -30,6 +31,7 @@ __all__ = [
     "schema_fingerprint",
 ]
 
+COMPACT = "compact"
 MAX_ANCESTORS = 256
 _MD5_BYTES = 16
 
@@ -135,7 +137,7 @@ class Content:
         export_name: the asset key's segments joined by "/".
         identity: compared before anything is replaced or continued.
         dataset: snapshot or append.
-        strategy: the export mode's name: "full", "incremental", …
+        strategy: the export mode's name ("full", "incremental", …), or `COMPACT`.
         engine: of the source: "postgresql", "sqlite", …; "dagster" for a value of an asset.
         database_schema: of the table, where there is one.
         table: its name, where there is one.
@@ -161,6 +163,11 @@ class Content:
     cursor: Mapping[str, Any] | None = None
     window: Mapping[str, Any] | None = None
     resume: Mapping[str, Any] | None = None
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether the rows are those that were there before, in other parts."""
+        return self.strategy == COMPACT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

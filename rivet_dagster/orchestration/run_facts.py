@@ -11,6 +11,7 @@ import dagster as dg
 
 __all__ = ["RunFacts", "add_partition_metadata", "materialized", "run_id_of", "set_data_version"]
 
+_Context = dg.OutputContext | dg.InputContext | dg.AssetExecutionContext | dg.OpExecutionContext
 _MAX_RETRIES = "dagster/max_retries"
 _PAGE = 20
 
@@ -36,7 +37,7 @@ class RunFacts:
     materialized: Callable[[dg.AssetKey, str | None], Iterator[Mapping[str, Any]]] = lambda _key, _partition: iter(())
 
     @classmethod
-    def of(cls, context: dg.OutputContext | dg.AssetExecutionContext) -> RunFacts:
+    def of(cls, context: dg.OutputContext | dg.AssetExecutionContext | dg.OpExecutionContext) -> RunFacts:
         """Read them; outside of a run nothing is known and nothing fails."""
         step = _step(context)
         if step is None:
@@ -77,9 +78,11 @@ def add_partition_metadata(context: dg.OutputContext, partition_key: str, metada
         step.add_asset_metadata(metadata, asset_key=context.asset_key, partition_key=partition_key)
 
 
-def _step(context: dg.OutputContext | dg.InputContext | dg.AssetExecutionContext) -> Any | None:
+def _step(context: _Context) -> Any | None:
     if isinstance(context, dg.AssetExecutionContext):
-        return context.op_execution_context.get_step_execution_context()
+        context = context.op_execution_context
+    if isinstance(context, dg.OpExecutionContext):
+        return context.get_step_execution_context()
     try:
         return context.step_context
     except dg.DagsterInvariantViolationError:
@@ -89,10 +92,10 @@ def _step(context: dg.OutputContext | dg.InputContext | dg.AssetExecutionContext
 def materialized(
     instance: dg.DagsterInstance, asset_key: dg.AssetKey, partition_key: str | None
 ) -> Iterator[Mapping[str, Any]]:
+    """The metadata of an asset's materializations, or of one partition's, the newest first."""
     wanted = dg.AssetRecordsFilter(asset_key=asset_key, asset_partitions=partition_key and [partition_key])
     cursor, more = None, True
     while more:
-    """The metadata of an asset's materializations, or of one partition's, the newest first."""
         page = instance.fetch_materializations(wanted, limit=_PAGE, cursor=cursor)
         for record in page.records:
             if record.asset_materialization is not None:
