@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Consistency",
+    "CountingSource",
     "IncrementalSource",
     "Key",
     "KeyRange",
@@ -121,6 +122,20 @@ class Source(Protocol):
 
     def open(self, query: Query) -> ResultStream:
         """Describe the result, then be ready to stream it."""
+        ...
+
+
+@runtime_checkable
+class CountingSource(Source, Protocol):
+    """A source that can say how many rows a query has, without reading them."""
+
+    def count(self, query: Query) -> int:
+        """Let the database count, in one read-only statement; casts change nothing.
+
+        Raises:
+            ConfigError: the query's names or window cannot be.
+            SourceError: the database refused, or could not be reached.
+        """
         ...
 
 

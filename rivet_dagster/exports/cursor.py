@@ -12,7 +12,16 @@ from rivet_dagster.errors import ContractError
 from rivet_dagster.exports.modes import Incremental
 from rivet_dagster.windows import Cursor, CursorKind, CursorTerm, Window
 
-__all__ = ["column_name", "recorded_cursor", "recorded_window", "start_of", "term_name", "type_name", "written"]
+__all__ = [
+    "column_name",
+    "read_window",
+    "recorded_cursor",
+    "recorded_window",
+    "start_of",
+    "term_name",
+    "type_name",
+    "written",
+]
 
 
 def column_name(mode: Incremental) -> str:
@@ -61,6 +70,31 @@ def recorded_window(window: Window) -> dict[str, Any]:
         "high_open": window.high_open,
         "nulls": window.nulls,
     }
+
+
+def read_window(said: Mapping[str, Any], cursor: Cursor, *, endless: bool, where: str) -> Window:
+    """What `recorded_window` wrote, over a cursor as the source describes it now.
+
+    Raises:
+        ContractError: it is no window that a run records, or the cursor is of another kind.
+    """
+    try:
+        low, high = (None if said[name] is None else _READ[cursor.kind](said[name]) for name in ("low", "high"))
+        return Window(
+            cursor=cursor,
+            low=low,
+            low_open=bool(said["low_open"]),
+            high=high,
+            high_open=bool(said["high_open"]),
+            nulls=bool(said["nulls"]),
+            endless=endless,
+        )
+    except (KeyError, TypeError, ValueError):
+        msg = (
+            f"{where}: expected a window over a cursor of kind {cursor.kind!r}, found {dict(said)}; restore the "
+            "manifest, or export with full_refresh"
+        )
+        raise ContractError(msg) from None
 
 
 def start_of(cursor: Mapping[str, Any], kind: CursorKind, *, where: str) -> tuple[Any, bool]:

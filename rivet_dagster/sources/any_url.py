@@ -17,6 +17,7 @@ from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.rows import Query, ResultColumn
 from rivet_dagster.sources.any_values import column_array, described_type, reflected_type
 from rivet_dagster.sources.casts import cast_type
+from rivet_dagster.sources.counting import count_sql, counted
 from rivet_dagster.sources.description import (
     check_columns,
     query_text,
@@ -99,6 +100,44 @@ class AnyUrlSource:
             ConfigError: the query's names, casts or result columns cannot be, or the driver is not installed.
             SourceError: the database refused or could not be reached, or a column has no type; no connection is left.
         """
+        engine, connection, text = self._connect(query)
+        try:
+            with self._translated(query):
+                declared, text = self._declared(connection, query, text)
+                result = connection.exec_driver_sql(
+                    text, execution_options={"stream_results": True, "no_parameters": True}
+                )
+            columns = _columns(result, query, declared)
+            misfits = Misfits(query.coerce)
+        except BaseException:
+            _end(connection, engine)
+            raise
+        return BatchStream(
+            columns,
+            self._batches(result, columns, query, misfits),
+            cancel=lambda: _cancel(connection),
+            release=lambda: _end(connection, engine),
+            misfits=misfits,
+            batch_rows=self._batch_rows,
+            batch_bytes=self._batch_bytes,
+        )
+
+    def count(self, query: Query) -> int:
+        """How many rows a query has; see `CountingSource` for what it raises."""
+        engine, connection, text = self._connect(query)
+        try:
+            with self._translated(query):
+                _, text = self._declared(connection, query, text)
+                sql, options = count_sql(text), {"no_parameters": True}
+                return counted(
+                    lambda: connection.exec_driver_sql(sql, execution_options=options).scalar(),
+                    cancel=lambda: _cancel(connection),
+                )
+        finally:
+            _end(connection, engine)
+
+    def _connect(self, query: Query) -> tuple[Any, Any, str]:
+        """An engine, its connection that only reads, and the statement of a query."""
         import sqlalchemy
 
         if query.within is not None or query.window is not None:
@@ -120,24 +159,10 @@ class AnyUrlSource:
                 connection = engine.connect()
                 if self.engine in _READ_ONLY:
                     connection.exec_driver_sql(_READ_ONLY[self.engine])
-                declared, text = self._declared(connection, query, text)
-                result = connection.exec_driver_sql(
-                    text, execution_options={"stream_results": True, "no_parameters": True}
-                )
-            columns = _columns(result, query, declared)
-            misfits = Misfits(query.coerce)
         except BaseException:
             _end(connection, engine)
             raise
-        return BatchStream(
-            columns,
-            self._batches(result, columns, query, misfits),
-            cancel=lambda: _cancel(connection),
-            release=lambda: _end(connection, engine),
-            misfits=misfits,
-            batch_rows=self._batch_rows,
-            batch_bytes=self._batch_bytes,
-        )
+        return engine, connection, text
 
     def _declared(self, connection: Any, query: Query, text: str) -> tuple[dict[str, Any] | None, str]:
         """The reflected types of a table's columns, and the statement that reads it in the database's own quotes."""

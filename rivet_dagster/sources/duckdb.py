@@ -11,23 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rivet_dagster.errors import ConfigError, SourceError
-from rivet_dagster.rows import Consistency, Key, Query, ResultColumn
-from rivet_dagster.sources.description import (
-    casts_of,
-    check_columns,
-    existing_file,
-    positions,
-    query_text,
-    quoted,
-    schema_of,
-    selected,
-    what_is_read,
-)
+from rivet_dagster.errors import SourceError
+from rivet_dagster.rows import Consistency, Key, Query
+from rivet_dagster.sources.counting import count_sql, counted
+from rivet_dagster.sources.description import existing_file, query_text, schema_of, what_is_read
 from rivet_dagster.sources.duckdb_cursor import cursor_of, note, value_literal
+from rivet_dagster.sources.duckdb_description import described
 from rivet_dagster.sources.duckdb_keys import Rows, estimated_rows, range_condition, relation_of
 from rivet_dagster.sources.duckdb_snapshot import DuckDBSnapshot
-from rivet_dagster.sources.duckdb_types import exported_as, may_fail, plain
 from rivet_dagster.sources.guards import Misfits, refused
 from rivet_dagster.sources.ranges import checked_key, no_catalog, sampled_row_bytes, usable_keys
 from rivet_dagster.sources.stream import BatchStream
@@ -79,6 +70,13 @@ class DuckDBSource:
                 stays open.
         """
         return self.open_on(self.connect(what_is_read(query)), query)
+
+    def count(self, query: Query) -> int:
+        """How many rows a query has; see `CountingSource` for what it raises."""
+        with contextlib.closing(self.connect(what_is_read(query))) as connection:
+            rows = self.rows_on(connection, what_is_read(query))
+            text = count_sql(_restricted(query, rows))
+            return counted(lambda: rows(text)[0]["n"], cancel=connection.interrupt)
 
     def keys(self, query: Query) -> tuple[Key, ...]:
         """The keys that the catalog vouches for, the primary key first; empty for a query that is no table."""
@@ -187,16 +185,9 @@ class DuckDBSource:
     def open_on(self, connection: DuckDBPyConnection, query: Query) -> BatchStream:
         """`open` on a connection, which is closed with the stream, or on an error."""
         try:
-            text = query_text(query, most=3, fold=False)
-            if query.within is not None:
-                relation = relation_of(query, self.rows_on(connection, what_is_read(query)))
-                checked_key(relation, query.within.key.columns, query)
-                condition = range_condition(relation, query.within, alias="r")
-                text = f"{text} AS r WHERE {condition}" if condition else text
-            if query.window is not None:
-                text = windowed(query, text, term_sql(query.window.cursor.term), value_literal(query.window.cursor))
+            text = _restricted(query, self.rows_on(connection, what_is_read(query)))
             with self._translated(what_is_read(query)):
-                columns, sql, guarded = _described(connection, text, query)
+                columns, sql, guarded = described(connection, text, query)
             misfits = Misfits(query.coerce)
         except BaseException:
             connection.close()
@@ -244,44 +235,17 @@ class DuckDBSource:
             raise SourceError(f"duckdb database {self.database!r}, {what}: {text}{hint}", transient=transient) from None
 
 
-def _described(
-    connection: DuckDBPyConnection, text: str, query: Query
-) -> tuple[tuple[ResultColumn, ...], str, tuple[str, ...]]:
-    """The result, what is selected for it, and the columns of which it is said behind them where a value was lost."""
-    statements = connection.extract_statements(text)
-    if [statement.type.name for statement in statements] != ["SELECT"]:
-        raise ConfigError(f"{what_is_read(query)}: one select statement was expected")
-    relation = connection.sql(text)
-    names = relation.columns
-    check_columns(names, query)
-    if query.casts:
-        relation = connection.sql(selected(casts_of(names, query.casts), text, len(names)))
-    kinds = relation.types
-    sent, lost = [], {}
-    for place, name, kind in zip(positions(len(names)), names, kinds, strict=True):
-        own, coerced = exported_as(kind), name in query.coerce
-        value = _cast(place, query.casts.get(name), trying=coerced)
-        value = _cast(value, own, trying=coerced or may_fail(own))
-        sent.append(f"{value} AS {quoted(name)}")
-        if coerced or may_fail(own):
-            lost[name] = f"{place} IS NOT NULL AND {value} IS NULL"
-    sql = (
-        selected([*sent, *lost.values()], text, len(names))
-        if query.casts or lost or any(map(exported_as, kinds))
-        else text
-    )
-    described = list(connection.sql(sql).limit(0).to_arrow_table().schema)[: len(names)]
-    columns = tuple(
-        ResultColumn(name=name, source_type=str(kind), nullable=True, arrow_type=plain(field.type))
-        for name, kind, field in zip(names, kinds, described, strict=True)
-    )
-    return columns, sql, tuple(lost)
-
-
-def _cast(value: str, kind: str | None, *, trying: bool) -> str:
-    if kind is None:
-        return value
-    return f"TRY(CAST({value} AS {kind}))" if trying else f"CAST({value} AS {kind})"
+def _restricted(query: Query, rows: Rows) -> str:
+    """The statement of a query, for the rows of its range and its window alone."""
+    text = query_text(query, most=3, fold=False)
+    if query.within is not None:
+        relation = relation_of(query, rows)
+        checked_key(relation, query.within.key.columns, query)
+        condition = range_condition(relation, query.within, alias="r")
+        text = f"{text} AS r WHERE {condition}" if condition else text
+    if query.window is not None:
+        text = windowed(query, text, term_sql(query.window.cursor.term), value_literal(query.window.cursor))
+    return text
 
 
 def _arrived(schema: pa.Schema, guarded: Sequence[str], misfits: Misfits, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from rivet_dagster.errors import SourceError
 from rivet_dagster.rows import Consistency, Key, Query, ResultColumn
+from rivet_dagster.sources.counting import count_sql, counted
 from rivet_dagster.sources.description import (
     check_columns,
     query_text,
@@ -96,11 +97,7 @@ class MySQLSource:
 
     def open_on(self, session: MySQLSession, query: Query, table: Table | None, *, shared: bool) -> BatchStream:
         """`open_known`, on a connection that stays where it is `shared`, unless the stream is closed before its end."""
-        text = _text(query)
-        if query.within is not None:
-            text = range_text(query, table or table_of(query, session.rows))
-        if query.window is not None:
-            text = window_text(query, query.window, text)
+        text = _restricted(session, query, table)
         described = session.describe(text)
         check_columns([column.name for column in described], query)
         plans = _planned(described, query)
@@ -116,6 +113,12 @@ class MySQLSource:
             batch_rows=self._batch_rows,
             batch_bytes=self._batch_bytes,
         )
+
+    def count(self, query: Query) -> int:
+        """How many rows a query has; see `CountingSource` for what it raises."""
+        with contextlib.closing(self.session(what_is_read(query))) as session:
+            text = count_sql(_restricted(session, query, None))
+            return counted(lambda: session.rows(text)[0][0], cancel=session.cancel)
 
     def keys(self, query: Query) -> tuple[Key, ...]:
         """The keys that the catalog vouches for, the primary key first; empty for a query that is no table."""
@@ -216,6 +219,14 @@ def _text(query: Query) -> str:
     if query.table is None or query.sql is not None:
         return query_text(query, most=2, fold=False)
     return f"SELECT * FROM {from_clause(query)}"
+
+
+def _restricted(session: MySQLSession, query: Query, table: Table | None) -> str:
+    """The statement of a query, for the rows of its range and its window alone."""
+    text = _text(query)
+    if query.within is not None:
+        text = range_text(query, table or table_of(query, session.rows))
+    return text if query.window is None else window_text(query, query.window, text)
 
 
 def _columns(

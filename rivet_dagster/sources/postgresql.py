@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from rivet_dagster.errors import SourceError
 from rivet_dagster.rows import Consistency, Key, Query, ResultColumn
+from rivet_dagster.sources.counting import count_sql, counted
 from rivet_dagster.sources.description import (
     casts_of,
     check_columns,
@@ -87,6 +88,14 @@ class PostgresSource:
     def open_at(self, query: Query, *, snapshot: str | None) -> BatchStream:
         """`open`, in an exported snapshot where one is named."""
         return self._open(query, lambda session, text: _within(session, query, text), snapshot=snapshot)
+
+    def count(self, query: Query) -> int:
+        """How many rows a query has; see `CountingSource` for what it raises."""
+        with contextlib.closing(self._session(query)) as session:
+            text = count_sql(_within(session, query, query_text(query, most=2, fold=True)))
+            found = counted(lambda: session.rows(text)[0]["n"], cancel=session.cancel)
+            session.end()
+            return found
 
     def keys(self, query: Query) -> tuple[Key, ...]:
         """The keys that the catalog vouches for, the primary key first; empty for a query that is no table."""

@@ -8,7 +8,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -16,10 +15,10 @@ import pyarrow as pa
 
 from rivet_dagster.errors import SourceError
 from rivet_dagster.rows import Consistency, Key, Query, ResultColumn
+from rivet_dagster.sources.counting import count_sql, counted
 from rivet_dagster.sources.description import (
     existing_file,
     query_text,
-    schema_of,
     what_is_read,
 )
 from rivet_dagster.sources.guards import Misfits, refused
@@ -28,7 +27,7 @@ from rivet_dagster.sources.sqlite_cursor import cursor_of, note, only_writer, va
 from rivet_dagster.sources.sqlite_description import described, names_of
 from rivet_dagster.sources.sqlite_keys import Fetch, estimated_rows, range_condition, relation_of
 from rivet_dagster.sources.sqlite_snapshot import Described, SqliteSnapshot
-from rivet_dagster.sources.sqlite_types import column_array
+from rivet_dagster.sources.sqlite_types import batch_of
 from rivet_dagster.sources.stream import BatchStream
 from rivet_dagster.sources.terms import term_sql, windowed
 from rivet_dagster.sources.url import DatabaseUrl
@@ -80,6 +79,13 @@ class SqliteSource:
         except BaseException:
             connection.close()
             raise
+
+    def count(self, query: Query) -> int:
+        """How many rows a query has; see `CountingSource` for what it raises."""
+        with contextlib.closing(self.begin(what_is_read(query))) as connection:
+            fetch = self.fetch_on(connection, what_is_read(query))
+            text, parameters = _restricted(query, fetch)
+            return counted(lambda: fetch(count_sql(text), parameters)[0][0], cancel=connection.interrupt)
 
     def keys(self, query: Query) -> tuple[Key, ...]:
         """The keys that the catalog vouches for, the primary key first; empty for a query that is no table."""
@@ -211,14 +217,7 @@ class SqliteSource:
             if whole not in known:
                 known[whole] = described(connection, text, query)
         columns = known[whole]
-        parameters: tuple[Any, ...] = ()
-        if query.within is not None:
-            relation = relation_of(query, self.fetch_on(connection, what_is_read(query)))
-            checked_key(relation, query.within.key.columns, query)
-            condition, parameters = range_condition(relation, query.within, alias="r")
-            text = f"{text} AS r WHERE {condition}" if condition else text
-        if query.window is not None:
-            text = windowed(query, text, term_sql(query.window.cursor.term), value_literal(query.window.cursor))
+        text, parameters = _restricted(query, self.fetch_on(connection, what_is_read(query)))
         misfits = Misfits(query.coerce)
         return BatchStream(
             columns,
@@ -252,7 +251,7 @@ class SqliteSource:
                 with self._translated(what_is_read(query)):
                     rows = cursor.fetchmany(step)
                 if rows:
-                    pending.append(_arrived(rows, columns, query, misfits, first_row=row))
+                    pending.append(batch_of(rows, columns, query, misfits, first_row=row))
                     row += len(rows)
                     # Rows grow: fetch fewer of them at a time, so that a batch's bound holds before it is built.
                     step = max(1, min(step, self._batch_bytes * len(rows) // max(1, pending[-1].nbytes)))
@@ -283,12 +282,14 @@ class SqliteSource:
             ) from error
 
 
-def _arrived(
-    rows: list[tuple[Any, ...]], columns: tuple[ResultColumn, ...], query: Query, misfits: Misfits, *, first_row: int
-) -> pa.RecordBatch:
-    arrays = []
-    for column, values in zip(columns, zip(*rows, strict=True), strict=True):
-        as_text = column.name in query.casts and column.arrow_type == pa.string()
-        read = partial(column_array, column.name, arrow=column.arrow_type, first_row=first_row, as_text=as_text)
-        arrays.append(misfits.temporal(column.name, misfits.converted(column.name, values, read)))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
+def _restricted(query: Query, fetch: Fetch) -> tuple[str, tuple[Any, ...]]:
+    """The statement of a query, for the rows of its range and its window alone, and its parameters."""
+    text, parameters = query_text(query, most=2, fold=False), ()
+    if query.within is not None:
+        relation = relation_of(query, fetch)
+        checked_key(relation, query.within.key.columns, query)
+        condition, parameters = range_condition(relation, query.within, alias="r")
+        text = f"{text} AS r WHERE {condition}" if condition else text
+    if query.window is not None:
+        text = windowed(query, text, term_sql(query.window.cursor.term), value_literal(query.window.cursor))
+    return text, parameters

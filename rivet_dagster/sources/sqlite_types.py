@@ -13,15 +13,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from rivet_dagster.errors import SourceError
-from rivet_dagster.sources.description import decimal_type
-from rivet_dagster.sources.guards import refused
+from rivet_dagster.rows import Query, ResultColumn
+from rivet_dagster.sources.description import decimal_type, schema_of
+from rivet_dagster.sources.guards import Misfits, refused
 
-__all__ = ["arrow_type_of", "column_array", "type_of_values"]
+__all__ = ["arrow_type_of", "batch_of", "column_array", "type_of_values"]
 
 _NAMED = (
     (r"BOOL|BOOLEAN", pa.bool_()),
@@ -165,3 +167,19 @@ def _decimal(value: float | str) -> Decimal:
     if not exact.is_finite() or (isinstance(value, float) and len(exact.normalize().as_tuple().digits) > _EXACT_DIGITS):
         raise ValueError
     return exact
+
+
+def batch_of(
+    rows: list[tuple[Any, ...]], columns: tuple[ResultColumn, ...], query: Query, misfits: Misfits, *, first_row: int
+) -> pa.RecordBatch:
+    """Rows as they were fetched, as a batch.
+
+    Raises:
+        SourceError: a value is none that its column can hold.
+    """
+    arrays = []
+    for column, values in zip(columns, zip(*rows, strict=True), strict=True):
+        as_text = column.name in query.casts and column.arrow_type == pa.string()
+        read = partial(column_array, column.name, arrow=column.arrow_type, first_row=first_row, as_text=as_text)
+        arrays.append(misfits.temporal(column.name, misfits.converted(column.name, values, read)))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(columns))
