@@ -47,7 +47,7 @@ def divide(max_memory: int | None, settings: Parquet | Csv, *, parallel: int = 1
     """
     group = _group_bytes(settings)
     if max_memory is None:
-        return Share(ahead_bytes=_AHEAD_BYTES // parallel, group_bytes=group, workers=parallel)
+        return Share(ahead_bytes=max(1, _AHEAD_BYTES // parallel), group_bytes=group, workers=parallel)
     max_memory = max(max_memory, least_memory(settings))
     ahead = min(_AHEAD_BYTES, max_memory // 8)
     rest = max_memory - ahead - _FIXED_BYTES

@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 
 import rivet_dagster as rd
-from rivet_dagster.exports import reading
+from rivet_dagster.exports import memory, reading
 from tests.faults.kit import read_as_a_reader
 from tests.faults.lakes import materialized, said, table_of
 from tests.servers import mariadb, postgres
@@ -34,7 +34,7 @@ CUT = {
 def database(request, servers, monkeypatch):
     """A server with an empty table, read with little ahead and no pauses."""
     monkeypatch.setattr(reading, "_PAUSE", lambda _state: 0)
-    monkeypatch.setattr(reading, "_AHEAD_BYTES", 2**20)
+    monkeypatch.setattr(memory, "_AHEAD_BYTES", 2**20)
     found = (
         Postgres(servers(postgres).new_database())
         if request.param == "postgresql"

@@ -18,7 +18,7 @@ from rivet_dagster.commit import commit_export
 from rivet_dagster.contract import Staged
 from rivet_dagster.destinations.local import LocalDestination
 from rivet_dagster.errors import ConfigError, SourceError
-from rivet_dagster.exports import reading
+from rivet_dagster.exports import memory, reading
 from rivet_dagster.exports.extraction import plan_export
 from rivet_dagster.exports.modes import Chunked
 from rivet_dagster.exports.output import resolve_output
@@ -271,7 +271,7 @@ class TestLostConnections:
     def _quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reading, "_PAUSE", lambda _state: 0)
         # So that most of a range is still to come when its part is begun.
-        monkeypatch.setattr(reading, "_AHEAD_BYTES", 2**20)
+        monkeypatch.setattr(memory, "_AHEAD_BYTES", 2**20)
 
     @pytest.fixture
     def wide(self, pg: Postgres) -> Iterator[Postgres]:

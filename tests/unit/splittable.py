@@ -76,6 +76,9 @@ class Table:
             assert self.still_open == 0, "the snapshot ends after its streams"
             self.ended += 1
 
+    def storage_key(self, query: Query) -> Key | None:
+        return None
+
     def boundaries(self, query: Query, key: Key, *, rows: int) -> Iterator[tuple[Any, ...]]:
         ids = inside(self.ids, query.within)
         for n, at in enumerate(range(rows, len(ids), rows)):

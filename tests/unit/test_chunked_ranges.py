@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rivet_dagster.contract import EncodedPart
 from rivet_dagster.errors import ConfigError, ContractError, SourceError
-from rivet_dagster.exports import chunked, reading
+from rivet_dagster.exports import chunked, memory, reading
 from rivet_dagster.exports.chunked import RangesReading, ranges_between, ranges_of
 from rivet_dagster.exports.progress import Progress
 from rivet_dagster.exports.resume import recorded
@@ -235,13 +235,13 @@ class TestRefusals:
         table = Table([1], keys=())
         with pytest.raises(ConfigError, match=r"orders.*primary key.*never NULL.*Full"):
             plan(table)
-        assert (table.opened, table.began) == ([], 0)
+        assert (table.opened, table.began, table.ended) == ([], 1, 1)
 
     def test_a_key_that_the_catalog_does_not_vouch_for(self) -> None:
         table = Table([1])
         with pytest.raises(ConfigError, match="no key"):
             plan(table, key="text")
-        assert (table.opened, table.began) == ([], 0)
+        assert (table.opened, table.began, table.ended) == ([], 1, 1)
 
     def test_columns_that_cannot_be_written(self) -> None:
         class Odd(Table):
@@ -349,7 +349,7 @@ class TestFailures:
                 raise SourceError("cut", transient=True)
 
         # So that what comes before the failure is encoded before the failure is known.
-        monkeypatch.setattr(reading, "_AHEAD_BYTES", 1)
+        monkeypatch.setattr(memory, "_AHEAD_BYTES", 1)
         table = Table(range(4_000), batch_rows=100, before_batch=fail)
         planned = plan(table, rows_per_part=2_000, max_file_size="4kB")
         with pytest.raises(SourceError, match="cut"):

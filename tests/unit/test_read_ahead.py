@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rivet_dagster.errors import SourceError
-from rivet_dagster.exports import reading
+from rivet_dagster.exports import memory, reading
 from rivet_dagster.exports.extraction import Extraction, plan_export
 from rivet_dagster.exports.handoff import Handoff
 from rivet_dagster.exports.output import resolve_output
@@ -167,7 +167,7 @@ class TestAWholeTable:
         read: list[int] = []
         table = Table(range(1_000), batch_rows=1, before_batch=lambda _low, n: read.append(n))
         size = pa.RecordBatch.from_pydict({"id": [1], "text": ["row 100"]}).nbytes
-        monkeypatch.setattr(reading, "_AHEAD_BYTES", 10 * size)
+        monkeypatch.setattr(memory, "_AHEAD_BYTES", 10 * size)
         ahead: list[int] = []
 
         class Slow(Shelf):
@@ -197,7 +197,7 @@ class TestAWholeTable:
     def test_a_failure_is_told_once_a_part_is_finished(self, transient: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reading, "_PAUSE", lambda _state: 0)
         # So that what comes before the failure is encoded before the failure is known.
-        monkeypatch.setattr(reading, "_AHEAD_BYTES", 1)
+        monkeypatch.setattr(memory, "_AHEAD_BYTES", 1)
 
         def fail(_low: Any, n: int) -> None:
             if n == 50:
