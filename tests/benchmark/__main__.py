@@ -121,7 +121,7 @@ class _Bench:
             out = directory / "out"
             where = [name, self._url, self._fixture.name, str(out)]
             if name in ours.NAMES:
-                command = [sys.executable, "-m", ours.__name__, *where, str(self._range_rows)]
+                command = [sys.executable, "-m", ours.__name__, *where, str(self._range_rows * self._fixture.row_bytes)]
             else:
                 command = [self._python, peers.__file__, *where, str(-(-self._truth.rows // self._range_rows))]
             environment = {"PYTHONPATH": str(_ROOT), "DAGSTER_HOME": "", "TMPDIR": str(directory)}

@@ -26,11 +26,17 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Fixture:
-    """One table with the primary key `id`."""
+    """One table with the primary key `id`.
+
+    Attributes:
+        range_rows: how many rows those who read in ranges read at a time.
+        row_bytes: about how much a row is once it is read, for those who count bytes.
+    """
 
     name: str
     rows: int
     range_rows: int
+    row_bytes: int
     columns: tuple[Column, ...]
 
     def statements(self, rows: int) -> Iterator[str]:
@@ -65,12 +71,14 @@ FIXTURES = {
             "narrow",
             10_000_000,
             250_000,
+            51,
             (_ID, Column("user_id", "int", "int", "random() * 1e6"), _AMOUNT, _CREATED, _UPDATED, _STATUS),
         ),
         Fixture(
             "wide",
             1_000_000,
             50_000,
+            766,
             (
                 _ID,
                 Column("ext_id", "uuid", "uuid", "md5(n::text)"),
@@ -101,6 +109,7 @@ FIXTURES = {
             "skewed",
             5_000_000,
             100_000,
+            129,
             (
                 # Odd, so that each number below 2³² comes once, in no order.
                 Column("id", "bigint", "int", "n::bigint * 2654435761 % 4294967296"),

@@ -1,4 +1,4 @@
-"""One export by this package, as a process: `python -m tests.benchmark.ours NAME URL TABLE DIRECTORY RANGE_ROWS`."""
+"""One export by this package, as a process: `python -m tests.benchmark.ours NAME URL TABLE DIRECTORY RANGE_BYTES`."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def by_dagster(url, table, directory, mode) -> None:
 def main() -> None:
     from rivet_dagster.exports.modes import Chunked, Full
 
-    name, url, table, directory, range_rows = sys.argv[1:]
-    mode = Full() if name.endswith("full") else Chunked(rows_per_part=int(range_rows), parallel=int(name[-1]))
+    name, url, table, directory, range_bytes = sys.argv[1:]
+    mode = Full() if name.endswith("full") else Chunked(bytes_per_part=int(range_bytes), parallel=int(name[-1]))
     (by_dagster if "dagster" in name else by_library)(url, table, directory, mode)
 
 
