@@ -51,28 +51,27 @@ def materialization_metadata(receipt: ExportReceipt, *, columns: Sequence[Column
     manifest = receipt.manifest
     parts, rows, size = receipt.parts, receipt.row_count, receipt.size_bytes
     seconds = receipt.duration_seconds
+    # In this order: a run's page shows the first few, and the promises of the destination are on the definition, too.
     said: dict[str, Any] = {
-        **_promises(receipt.capabilities),
-        "rivet/bytes": size,
-        "rivet/duration_seconds": float(seconds),
-        "rivet/rows_per_second": rows / seconds if seconds > 0 else 0.0,
         "dagster/row_count": rows,
-        "dagster/size_bytes": size,
-        "dagster/uri": receipt.uri,
+        "rivet/bytes": size,
+        "rivet/duration_seconds": round(float(seconds), 3),
+        "rivet/rows_per_second": round(rows / seconds, 1) if seconds > 0 else 0.0,
         **receipt.counters,
     }
-    if receipt.capabilities.commit_protocol.leaves_objects_at_rest:
-        said["rivet/parts"] = _parts_table(parts)
     if verified := parts or (manifest.parts if manifest is not None else ()):
         said["rivet/verification"] = weakest(verified)
     if receipt.window is not None:
         said["rivet/window"] = dg.MetadataValue.json(dict(receipt.window))
     if manifest is not None:
         said |= _of_manifest(manifest, receipt)
+    if receipt.capabilities.commit_protocol.leaves_objects_at_rest:
+        said["rivet/parts"] = _parts_table(parts)
     if receipt.notes:
         said["rivet/notes"] = dg.MetadataValue.json(list(receipt.notes))
     if attempt > 1:
         said["rivet/attempts"] = attempt
+    said |= {"dagster/size_bytes": size, "dagster/uri": receipt.uri, **_promises(receipt.capabilities)}
     shown = manifest.content.columns if manifest is not None and manifest.content is not None else columns
     if shown:
         said["dagster/column_schema"] = _table_schema(shown)
@@ -104,16 +103,14 @@ def _promises(capabilities: DestinationCapabilities) -> dict[str, Any]:
 
 
 def _of_manifest(manifest: Manifest, receipt: ExportReceipt) -> dict[str, Any]:
-    said: dict[str, Any] = {
-        "rivet/run_id": manifest.run_id,
-        "rivet/manifest": dg.MetadataValue.url(f"{receipt.uri.rstrip('/')}/{MANIFEST}"),
-    }
+    said: dict[str, Any] = {"rivet/manifest": dg.MetadataValue.url(f"{receipt.uri.rstrip('/')}/{MANIFEST}")}
+    if manifest.content is not None and manifest.content.cursor is not None:
+        said["rivet/cursor"] = dg.MetadataValue.json(dict(manifest.content.cursor))
+    said["rivet/run_id"] = manifest.run_id
     if receipt.fingerprint is not None:
         said["rivet/checksum"] = receipt.fingerprint
     if manifest.data_version is not None:
         said["rivet/data_version"] = manifest.data_version
-    if manifest.content is not None and manifest.content.cursor is not None:
-        said["rivet/cursor"] = dg.MetadataValue.json(dict(manifest.content.cursor))
     return said
 
 
