@@ -8,19 +8,18 @@ import sys
 NAMES = ("ours-full", "ours-chunked-1", "ours-chunked-2", "ours-dagster-full", "ours-dagster-chunked-2")
 
 
-def by_library(url, table, directory, mode) -> None:
+def by_library(url, table, destination, mode, **output) -> None:
     from rivet_dagster.attempt import Attempt, CommitSettings
     from rivet_dagster.commit import commit_export
-    from rivet_dagster.destinations.local import LocalDestination
     from rivet_dagster.exports.extraction import plan_export
     from rivet_dagster.exports.output import resolve_output
     from rivet_dagster.exports.spec import Export
     from rivet_dagster.layout import Prefix
     from rivet_dagster.sources.connect import connect
 
-    export, source = Export(name=table, table=table, mode=mode), connect(url)
+    export, source = Export(name=table, table=table, mode=mode, **output), connect(url)
     commit_export(
-        LocalDestination(directory),
+        destination,
         prefix=Prefix(f"{table}/"),
         attempt=Attempt(export_name=table),
         plan=lambda head: plan_export(
@@ -43,11 +42,15 @@ def by_dagster(url, table, directory, mode) -> None:
 
 
 def main() -> None:
+    from rivet_dagster.destinations.local import LocalDestination
     from rivet_dagster.exports.modes import Chunked, Full
 
     name, url, table, directory, range_bytes = sys.argv[1:]
     mode = Full() if name.endswith("full") else Chunked(bytes_per_part=int(range_bytes), parallel=int(name[-1]))
-    (by_dagster if "dagster" in name else by_library)(url, table, directory, mode)
+    if "dagster" in name:
+        by_dagster(url, table, directory, mode)
+    else:
+        by_library(url, table, LocalDestination(directory), mode)
 
 
 if __name__ == "__main__":
