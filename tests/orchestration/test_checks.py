@@ -12,7 +12,7 @@ import pytest
 import xxhash
 
 import rivet_dagster as rd
-from rivet_dagster.orchestration import checks
+from rivet_dagster.orchestration import checking
 from rivet_dagster.orchestration.checks import build_manifest_checks
 from tests.orchestration.test_judgement import BY_RIVET
 
@@ -305,7 +305,7 @@ def test_a_dataset_that_rivet_wrote_is_judged(place: Place) -> None:
 
 
 def test_each_partition_is_judged_on_its_own_in_its_run(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = checks.judge
+    judge = checking.judge
 
     def damages_a(destination: Any, prefix: Any, **recorded: Any) -> Any:
         if prefix.root == "parted/partition=a/":
@@ -313,7 +313,7 @@ def test_each_partition_is_judged_on_its_own_in_its_run(place: Place, monkeypatc
             part.write_bytes(b"")
         return judge(destination, prefix, **recorded)
 
-    monkeypatch.setattr(checks, "judge", damages_a)
+    monkeypatch.setattr(checking, "judge", damages_a)
     found = {}
     for key in ("a", "b/c"):
         built = [parted, *build_manifest_checks(parted)]
@@ -372,13 +372,13 @@ def test_a_blocking_check_holds_downstream_back(place: Place, monkeypatch: pytes
         ran.append(True)
 
     (check,) = build_manifest_checks(orders, blocking=True)
-    judge = checks.judge
+    judge = checking.judge
 
     def damaged_first(*args: Any, **kwargs: Any) -> Any:
         place.parts[0].unlink()
         return judge(*args, **kwargs)
 
-    monkeypatch.setattr(checks, "judge", damaged_first)
+    monkeypatch.setattr(checking, "judge", damaged_first)
     resources = {**place.resources, "none": dg.InMemoryIOManager()}
     result = dg.materialize([orders, check, after], instance=place.instance, resources=resources, raise_on_error=False)
     assert (result.success, ran) == (False, [])
