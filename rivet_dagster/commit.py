@@ -154,10 +154,13 @@ class _Commit:
             record.retract(draft)
             self._remove_own("another run committed first")
             raise CommitConflict(str(lost)) from lost
-        except BaseException:
+        except BaseException as e:
             record.stop()
             if not sent and record.fail():
                 self._remove_own("the attempt was aborted")
+            elif not sent and isinstance(e, DestinationError):
+                # What whoever took this attempt over has removed is missing here.
+                record.check()
             raise
         self._clean()
         receipt = receipt_for(
