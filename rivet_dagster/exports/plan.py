@@ -4,85 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 
-from rivet_dagster.contract import DestinationCapabilities
-from rivet_dagster.errors import PlanRejected
+from rivet_dagster.exports.diagnostics import Diagnostic, Level, PlannedExport, reject
 from rivet_dagster.exports.formats import Csv, Parquet
 from rivet_dagster.exports.memory import divide, least_memory
-from rivet_dagster.exports.modes import Chunked, Full, Incremental, Mode
-from rivet_dagster.exports.output import OutputSettings
+from rivet_dagster.exports.modes import Chunked, Incremental
 
 __all__ = ["Diagnostic", "Level", "PlannedExport", "diagnose", "format_findings", "reject"]
 
 _LEVELS = {"zstd": (1, 22), "gzip": (1, 9)}
 # pyarrow compresses a whole stream with zstd at this level only.
 _STREAM_LEVELS = {"zstd": (1, 1), "gzip": (1, 9)}
-
-
-class Level(str, Enum):
-    """What a finding does."""
-
-    REJECTED = "Rejected"
-    """The code location does not load, or the step fails without a retry."""
-    WARNING = "Warning"
-    """Logged and shown on the asset."""
-    DEGRADED = "Degraded"
-    """Logged and shown on the asset: something that other destinations or modes have is missing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnostic:
-    """One finding.
-
-    Attributes:
-        level: what it does.
-        rule: its stable id.
-        subject: the export, or the exports, it is about.
-        message: what was expected and what was found.
-        remedy: what to do.
-    """
-
-    level: Level
-    rule: str
-    subject: str
-    message: str
-    remedy: str
-
-    def __str__(self) -> str:
-        """As it is logged."""
-        return f"[{self.level.value}] {self.rule}: {self.subject}: {self.message}; {self.remedy}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedExport:
-    """An export with all that is known before its first query.
-
-    Attributes:
-        name: the asset key's segments joined by "/".
-        output: what counts for it.
-        capabilities: of its destination.
-        uri: of its prefix.
-        max_retries: of the retry policy that applies; 0 without one.
-        mode: which rows, in which pieces.
-        bundled: whether several exports share one step.
-        ranged: whether a run may have several partitions.
-    """
-
-    name: str
-    output: OutputSettings
-    capabilities: DestinationCapabilities
-    uri: str
-    max_retries: int = 0
-    mode: Mode = field(default_factory=Full)
-    bundled: bool = False
-    ranged: bool = False
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether nothing is left at rest at its destination."""
-        return not self.capabilities.commit_protocol.leaves_objects_at_rest
 
 
 def diagnose(exports: Sequence[PlannedExport]) -> tuple[Diagnostic, ...]:
@@ -92,18 +24,6 @@ def diagnose(exports: Sequence[PlannedExport]) -> tuple[Diagnostic, ...]:
     """
     each = (finding for export in exports for rule in _RULES for finding in rule(export))
     return (*each, *_shared_prefix(exports), *_single_stream(exports))
-
-
-def reject(diagnostics: Iterable[Diagnostic]) -> None:
-    """Do nothing unless something was rejected.
-
-    Raises:
-        PlanRejected: with every rejected finding in its message and every finding in `diagnostics`.
-    """
-    found = tuple(diagnostics)
-    rejected = [str(d) for d in found if d.level is Level.REJECTED]
-    if rejected:
-        raise PlanRejected("\n".join(rejected), found)
 
 
 def _no_split(e: PlannedExport) -> Iterator[Diagnostic]:
