@@ -1,8 +1,8 @@
-"""What each gate expects of rows, and what it found in them."""
+"""What each gate expects of rows, as the types of their columns have it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -14,59 +14,12 @@ from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.distinct import is_hashable
 from rivet_dagster.exports.quality import Quality
 from rivet_dagster.exports.typed import typed_bound, typed_set, without_sign_of_zero
+from rivet_dagster.exports.verdict import Example, Finding
 
-__all__ = ["ColumnGate", "Example", "Finding", "Verdict", "check_unique", "column_gates", "count_findings"]
+__all__ = ["ColumnGate", "check_unique", "column_gates", "count_findings"]
 
-Example = Mapping[str, Any]
-# Examples in an error's message, and characters of a list of values.
-_TOLD, _LONGEST = 3, 200
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What one gate found.
-
-    Attributes:
-        gate: its name.
-        column: that it judges, or several; "" where it judges how many rows there are.
-        expected: what the rows have to be like.
-        found: what they are like.
-        passed: whether that will do.
-        rows: how many rows are not as they should be, where that can be said of single ones.
-        examples: some of them: their keys where the catalog knows one, and the values in question.
-    """
-
-    gate: str
-    column: str = ""
-    expected: str
-    found: str
-    passed: bool
-    rows: int = 0
-    examples: tuple[Example, ...] = ()
-
-    def __str__(self) -> str:
-        """As a message has it."""
-        name = f"{self.gate} of {self.column}" if self.column else self.gate
-        told = "; ".join(", ".join(f"{k}={v!r}" for k, v in one.items()) for one in self.examples[:_TOLD])
-        return f"{name}: expected {self.expected}, found {self.found}" + (f" ({told})" if told else "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What all gates found in the rows of one run.
-
-    Attributes:
-        rows: how many there were.
-        findings: one for each gate; of rows that were not read to their end, only the one that had to refuse them.
-    """
-
-    rows: int
-    findings: tuple[Finding, ...]
-
-    @property
-    def failed(self) -> tuple[Finding, ...]:
-        """What keeps the rows from being published."""
-        return tuple(f for f in self.findings if not f.passed)
+# Characters of a list of values.
+_LONGEST = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 
 from rivet_dagster.errors import ContractError
 from rivet_dagster.exports.distinct import KEY_BYTES, Keys, hashes_of
-from rivet_dagster.exports.gates import Example, Finding, Verdict, check_unique, column_gates, count_findings
+from rivet_dagster.exports.gates import check_unique, column_gates, count_findings
 from rivet_dagster.exports.quality import Quality
+from rivet_dagster.exports.verdict import Example, Finding, Verdict
 
 __all__ = ["EXAMPLES", "Judge"]
 

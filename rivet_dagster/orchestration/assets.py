@@ -1,7 +1,7 @@
 """Exports as assets. No `from __future__ import annotations` here: Dagster reads the annotations of an asset's body."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from pydantic import Field
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.manifest import fingerprint
 from rivet_dagster.orchestration.asset_options import AssetOptions, KeyPrefix
+from rivet_dagster.orchestration.gates import check_specs, result_of
 from rivet_dagster.orchestration.handle import ExportHandle
 from rivet_dagster.orchestration.io_managers import ExportIOManager
 from rivet_dagster.orchestration.partitions import check_partitions, keys_of, one_partition_a_run, partitions_of, untold
@@ -152,6 +153,7 @@ def export_asset(
     check_partitions(export, partitions_def, backfill_policy)
     if partitions_def is not None and backfill_policy is None:
         backfill_policy = one_partition_a_run()
+    checks = check_specs(export, spec)
     with untold():
         asset = dg.asset(
             key=spec.key,
@@ -170,16 +172,21 @@ def export_asset(
             backfill_policy=backfill_policy,
             retry_policy=options.retry_policy,
             pool=options.pool or source,
+            check_specs=checks,
         )
 
     @asset
-    def _export(context: dg.AssetExecutionContext, config: ExportConfig) -> Any:
+    def _export(context: dg.AssetExecutionContext, config: ExportConfig) -> Iterator[Any]:
         # Nothing is read here: the IO manager reads, within the commit.
         require(context, io_manager_key, ExportIOManager)
         database = require(context, source, DatabaseResource)
         partitions = {} if partitions_def is None else partitions_of(partitions_def, keys_of(context))
         handle = ExportHandle(export=export, database=database, full_refresh=config.full_refresh, partitions=partitions)
-        return body(context, handle)
+        value = body(context, handle)
+        # The rows are read, judged and committed before this goes on.
+        yield dg.Output(value)
+        if checks:
+            yield result_of(spec.key, handle.verdicts if isinstance(value, ExportHandle) else None)
 
     return _export
 

@@ -15,11 +15,13 @@ from pydantic import Field
 from rivet_dagster.attempt import Extraction
 from rivet_dagster.errors import RivetError, SourceError
 from rivet_dagster.exports.spec import Export
+from rivet_dagster.orchestration.asked import Asked
 from rivet_dagster.orchestration.assets import StepBody, as_it_is, require
 from rivet_dagster.orchestration.failures import exports_failure, text_of
+from rivet_dagster.orchestration.gates import CHECK, check_specs, report_failed, result_of
 from rivet_dagster.orchestration.handle import ExportHandle
 from rivet_dagster.orchestration.io_managers import ExportIOManager
-from rivet_dagster.orchestration.outputs import Asked, Outcome, Outlet
+from rivet_dagster.orchestration.outputs import Outcome, Outlet
 from rivet_dagster.orchestration.resources import DatabaseResource
 from rivet_dagster.orchestration.run_facts import RunFacts
 
@@ -68,6 +70,7 @@ def bundle_asset(
     @dg.multi_asset(
         name=name,
         specs=[spec.replace_attributes(skippable=True).with_io_manager_key(io_manager_key) for spec in specs],
+        check_specs=[check for spec in specs for check in check_specs(exports[spec.key], spec)],
         can_subset=True,
         required_resource_keys={source, io_manager_key},
         retry_policy=retry_policy,
@@ -78,6 +81,7 @@ def bundle_asset(
         database = require(context, source, DatabaseResource)
         step = _Step(context, outlet, parallel=parallel)
         wanted = [key for key in exports if key in context.selected_asset_keys]
+        _refuse_checks_alone(context)
         anew = _named(config.full_refresh, exports)
         handles = {k: ExportHandle(export=exports[k], database=database, full_refresh=k in anew) for k in wanted}
         yield from step.run({k: (body(context, handle), metadata[k]) for k, handle in handles.items()})
@@ -92,6 +96,14 @@ def _named(names: Sequence[str], exports: Mapping[dg.AssetKey, Export]) -> set[d
         msg = f"full_refresh: expected names of the bundle's exports ({known}), found {', '.join(unknown)}"
         raise dg.Failure(description=msg, allow_retries=False)
     return {key for key, e in exports.items() if e.name in names}
+
+
+def _refuse_checks_alone(context: dg.AssetExecutionContext) -> None:
+    alone = {check.asset_key for check in context.selected_asset_check_keys} - set(context.selected_asset_keys)
+    if alone:
+        named = ", ".join(sorted(key.to_user_string() for key in alone))
+        msg = f"expected the check `{CHECK}` to run with its asset, whose rows it judges, found it alone: {named}"
+        raise dg.Failure(description=f"{msg}; materialize the asset", allow_retries=False)
 
 
 class _Step:
@@ -171,13 +183,18 @@ class _Step:
         for partition, error in outcome.failed.items():
             self._fail(name if partition is None else f"{name}/{partition}", error, failed)
         if outcome.failed:
+            report_failed(self._context, key, None, outcome.verdicts or {})
             return
         said, version = outcome.metadata(), outcome.data_version()
         for partition, metadata in said.items():
             if partition is not None:
                 self._context.add_asset_metadata(metadata, asset_key=key, partition_key=partition)
+        judged = any(check.asset_key == key for check in self._context.selected_asset_check_keys)
         yield dg.MaterializeResult(
-            asset_key=key, metadata=said.get(None), data_version=dg.DataVersion(version) if version else None
+            asset_key=key,
+            metadata=said.get(None),
+            data_version=dg.DataVersion(version) if version else None,
+            check_results=[result_of(key, outcome.verdicts)] if judged else [],
         )
 
     def _fail(self, name: str, error: Exception, failed: dict[str, Exception]) -> None:

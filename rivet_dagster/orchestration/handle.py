@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from rivet_dagster.exports.partitions import Partition
 from rivet_dagster.exports.spec import Export
+from rivet_dagster.exports.verdict import Verdict
 from rivet_dagster.orchestration.resources import DatabaseResource
 
 __all__ = ["ExportHandle"]
@@ -22,6 +23,7 @@ class ExportHandle:
         full_refresh: begin the dataset anew, whatever is there.
         partitions: of the run, by key; empty for an export without any.
         partition: the only one that this is about, once they are told apart.
+        verdicts: for whoever gave this away: what the gates found, by partition, once the rows are read.
     """
 
     export: Export
@@ -29,6 +31,7 @@ class ExportHandle:
     full_refresh: bool = False
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     partition: Partition | None = None
+    verdicts: dict[str | None, Verdict] = field(default_factory=dict, compare=False)
 
     def of(self, key: str) -> ExportHandle:
         """One partition of the run."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,72 +12,24 @@ import dagster as dg
 from rivet_dagster.attempt import Attempt, ExportReceipt, Extraction, Head
 from rivet_dagster.commit import commit_export
 from rivet_dagster.contract import Destination, DestinationCapabilities
-from rivet_dagster.errors import ConfigError, RivetError
+from rivet_dagster.errors import RivetError
 from rivet_dagster.exports.modes import Full
 from rivet_dagster.exports.plan import PlannedExport, diagnose, reject
 from rivet_dagster.exports.spec import Export
+from rivet_dagster.exports.verdict import Verdict
 from rivet_dagster.layout import Prefix, asset_prefix
 from rivet_dagster.manifest import Column
 from rivet_dagster.orchestration.announce import announce
+from rivet_dagster.orchestration.asked import Asked, by_partition
 from rivet_dagster.orchestration.failures import left_behind, partitions_failure
+from rivet_dagster.orchestration.gates import report_failed
 from rivet_dagster.orchestration.handle import ExportHandle
 from rivet_dagster.orchestration.metadata import combined_data_version, materialization_metadata
 from rivet_dagster.orchestration.planning import Planning
-from rivet_dagster.orchestration.run_facts import RunFacts, add_partition_metadata, set_data_version
+from rivet_dagster.orchestration.run_facts import add_partition_metadata, set_data_version
 from rivet_dagster.orchestration.settings import Settings
 
-__all__ = ["Asked", "Outcome", "Outlet"]
-
-
-def _nothing(_extraction: Extraction) -> None:
-    """Nobody else stops what is read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One asset of one step, whose value is to be committed.
-
-    Attributes:
-        asset_key: of the asset.
-        partition_keys: those of the run; `None` for an asset without partitions.
-        definition_metadata: of the asset.
-        facts: of the step.
-        log: of the step, used by the thread that delivers.
-        bundled: whether other exports share the step.
-        begun: told of what is read before its first row, so that another thread can stop it.
-    """
-
-    asset_key: dg.AssetKey
-    partition_keys: tuple[str, ...] | None
-    definition_metadata: Mapping[str, Any]
-    facts: RunFacts
-    log: logging.Logger
-    bundled: bool = False
-    begun: Callable[[Extraction], None] = _nothing
-
-    @classmethod
-    def of(cls, context: dg.OutputContext) -> Asked:
-        """What an IO manager is asked for.
-
-        Raises:
-            ConfigError: it is no asset.
-        """
-        if not context.has_asset_key:
-            msg = "expected the output of an asset, found one of a plain op; use @asset"
-            raise ConfigError(msg)
-        partitions = tuple(sorted(map(str, context.asset_partition_keys))) if context.has_asset_partitions else None
-        return cls(
-            asset_key=context.asset_key,
-            partition_keys=partitions,
-            definition_metadata=context.definition_metadata,
-            facts=RunFacts.of(context),
-            log=context.log,
-        )
-
-    @property
-    def name(self) -> str:
-        """Of the export, as a person knows it."""
-        return "/".join(self.asset_key.path)
+__all__ = ["Outcome", "Outlet"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +45,7 @@ class Outcome:
     Attributes:
         delivered: what is committed.
         failed: what is not, and why.
+        verdicts: what the gates of an export found; `None` of a value that no gates judge.
         attempt: of the step, from 1.
         uri: of the asset.
         of: how many partitions there were.
@@ -102,6 +54,7 @@ class Outcome:
     attempt: int
     delivered: dict[str | None, _Delivery] = field(default_factory=dict)
     failed: dict[str | None, RivetError] = field(default_factory=dict)
+    verdicts: dict[str | None, Verdict] | None = None
     uri: str
     of: int = 1
 
@@ -150,6 +103,9 @@ class Outlet:
             outcome = self.deliver(Asked.of(context), value)
         except RivetError as e:
             outcome = Outcome(attempt=1, failed={None: e}, uri=self.kind)
+        if outcome.verdicts:
+            value.verdicts.update(outcome.verdicts)
+            report_failed(context, context.asset_key, _only(outcome.verdicts), outcome.verdicts)
         if outcome.failed:
             failure = partitions_failure(outcome.failed, of=outcome.of, capabilities=self.capabilities, uri=outcome.uri)
             raise failure from failure.__cause__
@@ -164,13 +120,15 @@ class Outlet:
 
     def deliver(self, asked: Asked, value: Any) -> Outcome:
         """Commit a value, each partition on its own; what fails is in the outcome, but for errors of no known kind."""
-        outcome = Outcome(attempt=asked.facts.attempt, uri=self.kind)
+        verdicts: dict[str | None, Verdict] = {}
+        gated = isinstance(value, ExportHandle)
+        outcome = Outcome(attempt=asked.facts.attempt, uri=self.kind, verdicts=verdicts if gated else None)
         try:
             announce(
                 asked.log, export_name=asked.name, kind=self.kind, capabilities=self.capabilities, facts=asked.facts
             )
             settings = self.settings.over(asked.definition_metadata)
-            values = _by_partition(asked, value)
+            values = by_partition(asked, value)
             # Of all of them, before anything is written: a key that cannot be is no failure of one partition.
             prefixes = {key: asset_prefix(asked.asset_key.path, key) for key in values}
             destination = self.open_destination()
@@ -182,7 +140,7 @@ class Outlet:
         for key, one in values.items():
             try:
                 outcome.delivered[key] = _commit(
-                    asked, one, key, destination=destination, prefix=prefixes[key], settings=settings
+                    asked, one, key, destination, prefixes[key], settings=settings, verdicts=verdicts
                 )
             except RivetError as e:
                 outcome.failed[key] = e
@@ -220,38 +178,15 @@ def _only(values: Mapping[str | None, Any]) -> str | None:
     return next(iter(values)) if len(values) == 1 else None
 
 
-def _by_partition(asked: Asked, value: Any) -> dict[str | None, Any]:
-    name = asked.name
-    if value is None:
-        msg = (
-            f"{name}: expected rows (a pandas.DataFrame, pyarrow.Table, RecordBatchReader or Batches), found None; "
-            "return them, or give an asset without rows another io_manager_key"
-        )
-        raise ConfigError(msg)
-    if asked.partition_keys is None:
-        return {None: value}
-    keys = asked.partition_keys
-    if isinstance(value, ExportHandle) and value.partitions:
-        return {k: value.of(k) for k in keys}
-    if isinstance(value, Mapping):
-        if set(value) != set(keys):
-            msg = (
-                f"{name}: expected a mapping with one value per partition of this run ({[*keys]}), "
-                f"found {sorted(value)}"
-            )
-            raise ConfigError(msg)
-        return {k: value[k] for k in keys}
-    if len(keys) != 1:
-        msg = (
-            f"{name}: found one {type(value).__name__} for {len(keys)} partitions ({keys[0]} … {keys[-1]}); "
-            "return a dict of partition key to rows, or run one partition at a time (BackfillPolicy.multi_run())"
-        )
-        raise ConfigError(msg)
-    return {keys[0]: value}
-
-
 def _commit(
-    asked: Asked, value: Any, key: str | None, *, destination: Destination, prefix: Prefix, settings: Settings
+    asked: Asked,
+    value: Any,
+    key: str | None,
+    destination: Destination,
+    prefix: Prefix,
+    *,
+    settings: Settings,
+    verdicts: dict[str | None, Verdict],
 ) -> _Delivery:
     output = settings.output(_export_of(value))
     at_rest = destination.capabilities.commit_protocol.leaves_objects_at_rest
@@ -269,20 +204,24 @@ def _commit(
         asked.begun(planned)
         return planned
 
-    receipt = commit_export(
-        destination,
-        prefix=prefix,
-        attempt=Attempt(
-            export_name=asked.name,
-            dagster_run_id=asked.facts.run_id,
-            lineage=asked.facts.lineage,
-            partition_key=key,
-            is_over=asked.facts.is_over,
-        ),
-        plan=plan,
-        settings=settings.commit(output),
-        log=asked.log,
-    )
+    try:
+        receipt = commit_export(
+            destination,
+            prefix=prefix,
+            attempt=Attempt(
+                export_name=asked.name,
+                dagster_run_id=asked.facts.run_id,
+                lineage=asked.facts.lineage,
+                partition_key=key,
+                is_over=asked.facts.is_over,
+            ),
+            plan=plan,
+            settings=settings.commit(output),
+            log=asked.log,
+        )
+    finally:
+        if planning.judge is not None and planning.judge.verdict is not None:
+            verdicts[key] = planning.judge.verdict
     if planning.adopted is not None:
         receipt = replace(receipt, counters={**receipt.counters, "rivet/adopted": planning.adopted})
     return _Delivery(receipt=receipt, columns=planning.columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rivet_dagster.attempt import Extraction, Head
 from rivet_dagster.exports.modes import Incremental
@@ -13,6 +13,9 @@ from rivet_dagster.exports.output import OutputSettings
 from rivet_dagster.manifest import Column
 from rivet_dagster.orchestration.handle import ExportHandle
 from rivet_dagster.orchestration.state import agreed, remembered
+
+if TYPE_CHECKING:
+    from rivet_dagster.exports.judge import Judge
 
 __all__ = ["Planning"]
 
@@ -29,6 +32,7 @@ class Planning:
         materialized: what Dagster recorded of the dataset, the newest first.
         log: of the step.
         columns: of the rows.
+        judge: of the rows, where the export has gates.
         adopted: a delivery that the run goes on from and nobody had recorded.
     """
 
@@ -39,6 +43,7 @@ class Planning:
     materialized: Callable[[], Iterator[Mapping[str, Any]]]
     log: logging.Logger
     columns: tuple[Column, ...] = field(default=(), init=False)
+    judge: Judge | None = field(default=None, init=False)
     adopted: Mapping[str, Any] | None = field(default=None, init=False)
 
     def plan(self, head: Head | None) -> Extraction:
@@ -69,7 +74,7 @@ class Planning:
                 head=head.manifest if head else None,
                 log=self.log,
             )
-        self.columns = planned.content.columns
+        self.columns, self.judge = planned.content.columns, planned.judge
         return planned
 
     def _agree(self, head: Head | None) -> None:

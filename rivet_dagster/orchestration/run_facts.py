@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-__all__ = ["RunFacts", "add_partition_metadata", "materialized", "run_id_of", "set_data_version"]
+__all__ = ["RunFacts", "add_partition_metadata", "materialized", "report_check", "run_id_of", "set_data_version"]
 
 _Context = dg.OutputContext | dg.InputContext | dg.AssetExecutionContext | dg.OpExecutionContext
 _MAX_RETRIES = "dagster/max_retries"
@@ -76,6 +76,14 @@ def add_partition_metadata(context: dg.OutputContext, partition_key: str, metada
     step = _step(context)
     if step is not None:
         step.add_asset_metadata(metadata, asset_key=context.asset_key, partition_key=partition_key)
+
+
+def report_check(context: dg.OutputContext | dg.AssetExecutionContext, evaluation: dg.AssetCheckEvaluation) -> None:
+    """Record what a check found, at once: also where the step fails after this. Outside of a run: nothing."""
+    step = _step(context)
+    if step is not None:
+        # Made for a step, an event is stored by that.
+        dg.DagsterEvent.asset_check_evaluation(step, evaluation)
 
 
 def _step(context: _Context) -> Any | None:

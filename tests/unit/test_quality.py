@@ -21,11 +21,11 @@ from pydantic import ValidationError
 import rivet_dagster as rd
 from rivet_dagster.errors import ConfigError, ContractError, SourceError
 from rivet_dagster.exports import distinct, reading
-from rivet_dagster.exports.gates import Finding, Verdict
 from rivet_dagster.exports.judge import Judge
 from rivet_dagster.exports.modes import Chunked
 from rivet_dagster.exports.output import resolve_output
 from rivet_dagster.exports.spec import Export
+from rivet_dagster.exports.verdict import Finding, Verdict
 from rivet_dagster.sources.connect import connect
 from tests.unit import splittable
 from tests.unit.encoded import Shelf
