@@ -61,6 +61,7 @@ class PlannedExport:
         mode: which rows, in which pieces.
         bundled: whether several exports share one step.
         ranged: whether a run may have several partitions.
+        checks: names of the checks that are defined for it, where that is known.
     """
 
     name: str
@@ -71,6 +72,7 @@ class PlannedExport:
     mode: Mode = field(default_factory=Full)
     bundled: bool = False
     ranged: bool = False
+    checks: tuple[str, ...] = ()
 
     @property
     def is_stream(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from rivet_dagster.exports.diagnostics import Diagnostic, Level, PlannedExport, reject
 from rivet_dagster.exports.formats import Csv, Parquet
 from rivet_dagster.exports.memory import divide, least_memory
-from rivet_dagster.exports.modes import Chunked, Incremental
+from rivet_dagster.exports.modes import Chunked, Incremental, TimeWindow
 
 __all__ = ["Diagnostic", "Level", "PlannedExport", "diagnose", "format_findings", "reject"]
 
@@ -170,6 +170,29 @@ def _no_state(e: PlannedExport) -> Iterator[Diagnostic]:
         )
 
 
+def _counts_a_window(e: PlannedExport) -> Iterator[Diagnostic]:
+    if "row_count" not in e.checks:
+        return
+    if isinstance(e.mode, Incremental):
+        yield Diagnostic(
+            level=Level.WARNING,
+            rule="incremental-reconcile-mismatch",
+            subject=e.name,
+            message="the check row_count counts the rows of the newest delivery's window, not those of the table, and "
+            "rows that are changed or deleted later leave that window",
+            remedy="run the check in the run of the export, and take fewer rows for what the check says they are",
+        )
+    if isinstance(e.mode, TimeWindow):
+        yield Diagnostic(
+            level=Level.WARNING,
+            rule="time-window-reconcile-mismatch",
+            subject=e.name,
+            message="the check row_count counts the rows from the start of the window on, not those of the table, and "
+            "rows that come later are among them",
+            remedy="run the check in the run of the export, or leave it out where rows keep coming",
+        )
+
+
 def _shared_prefix(exports: Sequence[PlannedExport]) -> Iterator[Diagnostic]:
     for uri, names in _together(e for e in exports if not e.is_stream):
         yield Diagnostic(
@@ -210,6 +233,7 @@ _RULES: tuple[Callable[[PlannedExport], Iterator[Diagnostic]], ...] = (
     lambda e: format_findings(e.output.format, subject=e.name),
     _memory,
     _retries_not_safe,
+    _counts_a_window,
     _no_state,
     _no_receipt,
 )

@@ -15,7 +15,11 @@ KeyPrefix = Optional[str | Sequence[str]]  # noqa: UP045 - Dagster's own way to 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssetOptions:
-    """Options of one asset, each as Dagster has it; see `build_export_asset`."""
+    """Options of one asset, each as Dagster has it; see `build_export_asset`.
+
+    Attributes:
+        checks: names of its checks; see `build_manifest_checks`.
+    """
 
     key_prefix: KeyPrefix = None
     partitions_def: dg.PartitionsDefinition[str] | None = None
@@ -29,3 +33,4 @@ class AssetOptions:
     kinds: Iterable[str] | None = None
     automation_condition: dg.AutomationCondition[Any] | None = None
     freshness_policy: dg.FreshnessPolicy | None = None
+    checks: str | Sequence[str] = ("manifest",)

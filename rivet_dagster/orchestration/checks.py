@@ -18,7 +18,7 @@ __all__ = ["build_manifest_checks"]
 def build_manifest_checks(
     asset: dg.AssetsDefinition | Export,
     *,
-    checks: str | Sequence[str] = ("manifest",),
+    checks: str | Sequence[str] | Mapping[dg.AssetKey, str | Sequence[str]] = ("manifest",),
     source: str | None = None,
     io_manager_key: str | None = None,
     key_prefix: KeyPrefix = None,
@@ -44,7 +44,7 @@ def build_manifest_checks(
             elsewhere.
         checks: which of them. `manifest`: marker, manifest and a listing of the parts; `content`: every part is read
             again; `row_count`: the source counts the rows that were delivered, for exports only; `schema`: the columns
-            are those of the delivery before.
+            are those of the delivery before. By asset key where assets of one step differ.
         source: key of the `DatabaseResource` that an `Export` reads, "source" unless given; an asset brings its own.
         io_manager_key: of the destination; read from the asset unless given.
         key_prefix: of the asset's key; only for an `Export`.
@@ -53,13 +53,12 @@ def build_manifest_checks(
             warning holds nothing up.
         severity: of what `row_count` and `schema` find, which may be rightful. Unless given, it is a warning, but for
             more rows in the window of an incremental export than were delivered: no later run reads those.
-        pool: of the checks' step; with `row_count` that of the exports of the same source, unless given.
+        pool: of the checks' step; with `row_count` that of the export, unless given.
 
     Raises:
         ConfigError: there is no such check, `row_count` is asked of what is no export, the destination is a stream and
             keeps nothing to check, or a setting does not belong.
     """
-    kinds = chosen(checks)
     found: dict[dg.AssetKey, tuple[str, Mapping[str, Any]]]
     resources: dict[str, Any] = {}
     if isinstance(asset, Export):
@@ -82,22 +81,22 @@ def build_manifest_checks(
     of = {}
     for key, (named, said) in found.items():
         refuse_stream(key, resources.get(named), said)
-        of[key] = Subject(kinds=kinds, io_manager=named, defined=defines.get(key), warns=warns)
-        _refuse_no_export(key, of[key])
-    if not kinds:
-        return []
+        kinds = chosen(checks.get(key, ()) if isinstance(checks, Mapping) else checks)
+        one = Subject(kinds=kinds, io_manager=named, defined=defines.get(key), warns=warns)
+        _refuse_no_export(key, one)
+        if kinds:
+            of[key] = one
     steps = {key.to_python_identifier(): {key: one} for key, one in of.items()}
     if isinstance(asset, dg.AssetsDefinition) and len(of) > 1 and partitions_def is None and not blocking:
         steps = {asset.op.name: of}
-    suffix = kinds[0].name if len(kinds) == 1 else "checks"
     return [
         _step(
-            f"{name}_{suffix}",
+            f"{name}_{_suffix(some)}",
             some,
             resource_defs={k: resources[k] for one in some.values() for k in one.needs if k in resources},
             partitions_def=partitions_def,
             blocking=blocking,
-            pool=pool or next((one.source for one in some.values()), None),
+            pool=pool or _pool(asset, some),
         )
         for name, some in steps.items()
     ]
@@ -146,6 +145,19 @@ def _step(
             raise unchecked(failed)
 
     return check
+
+
+def _suffix(of: Mapping[dg.AssetKey, Subject]) -> str:
+    names = {kind.name for one in of.values() for kind in one.kinds}
+    return names.pop() if len(names) == 1 else "checks"
+
+
+def _pool(asset: dg.AssetsDefinition | Export, of: Mapping[dg.AssetKey, Subject]) -> str | None:
+    """What reads the database does so within the limit of its exports."""
+    sources = [one.source for one in of.values() if one.source is not None]
+    if not sources or isinstance(asset, Export):
+        return sources[0] if sources else None
+    return asset.op.pool
 
 
 def _refuse_no_export(key: dg.AssetKey, subject: Subject) -> None:

@@ -16,6 +16,7 @@ from rivet_dagster.orchestration.asset_options import AssetOptions, KeyPrefix
 from rivet_dagster.orchestration.assets import StepBody, as_it_is, describe, export_asset, what_is_exported
 from rivet_dagster.orchestration.automation import export_schedule
 from rivet_dagster.orchestration.bundles import bundle_asset
+from rivet_dagster.orchestration.check_kinds import chosen
 from rivet_dagster.orchestration.checks import build_manifest_checks
 from rivet_dagster.orchestration.io_managers import ExportIOManager
 from rivet_dagster.orchestration.metadata import definition_metadata
@@ -39,6 +40,7 @@ def build_export_definitions(
     schedule: str | None = None,
     bundle: bool = False,
     parallel: int | None = None,
+    checks: str | Sequence[str] = ("manifest",),
     key_prefix: KeyPrefix = None,
     partitions_def: dg.PartitionsDefinition[str] | None = None,
     backfill_policy: dg.BackfillPolicy | None = None,
@@ -55,7 +57,7 @@ def build_export_definitions(
     """Make all that exports need in a code location; several of them merge with `dg.Definitions.merge`.
 
     There are the resources `<name>_source` and `<name>_destination`, the job `<name>`, with `schedule` the schedule
-    `<name>_schedule`, and a manifest check per export where the destination leaves something to check.
+    `<name>_schedule`, and checks of each export where the destination leaves something to check.
 
     Args:
         exports: what to export.
@@ -66,6 +68,7 @@ def build_export_definitions(
         bundle: all exports are one step that can be materialized in part, for many small tables; without it each is
             a step, and a process, of its own.
         parallel: how many exports of a bundle run at a time; 4 unless given.
+        checks: some of `manifest`, `content`, `row_count` and `schema`; see `build_manifest_checks`.
         key_prefix: of the asset keys, as all that follows for each export; see `build_export_asset`.
         partitions_def: of each asset; `schedule` then runs each partition on its own, see the README.
         backfill_policy: of each asset.
@@ -99,6 +102,7 @@ def build_export_definitions(
         kinds=kinds,
         automation_condition=automation_condition,
         freshness_policy=freshness_policy,
+        checks=checks,
     )
     _require(name, "source", DatabaseResource, source)
     _require(name, "destination", ExportIOManager, destination)
@@ -206,7 +210,9 @@ def export_definitions(
         resources={source_key: source, destination_key: destination},
         jobs=[job],
         schedules=schedules,
-        asset_checks=_manifest_checks(assets, destination),
+        asset_checks=[
+            check for asset in assets for check in _checks(asset, destination, dict(zip(keys, planned, strict=True)))
+        ],
     )
 
 
@@ -246,6 +252,7 @@ def _diagnose(
                 mode=p.export.mode,
                 bundled=bundled,
                 ranged=is_ranged(p.options.backfill_policy),
+                checks=tuple(kind.name for kind in chosen(p.options.checks)),
             )
         )
     found = (*diagnose(exports), *_password_in_clear(source, [e.name for e in exports]))
@@ -269,9 +276,12 @@ def _password_in_clear(source: DatabaseResource, names: Sequence[str]) -> list[D
     ]
 
 
-def _manifest_checks(
-    assets: Iterable[dg.AssetsDefinition], destination: ExportIOManager
+def _checks(
+    asset: dg.AssetsDefinition, destination: ExportIOManager, planned: Mapping[dg.AssetKey, Planned]
 ) -> list[dg.AssetChecksDefinition]:
-    if not destination.capabilities.commit_protocol.leaves_objects_at_rest:
+    checks = {key: planned[key].options.checks for key in asset.keys}
+    at_rest = destination.capabilities.commit_protocol.leaves_objects_at_rest
+    # Nobody asked a stream for those that are there by default; any others are refused there.
+    if not at_rest and all(asked == AssetOptions().checks for asked in checks.values()):
         return []
-    return [check for asset in assets for check in build_manifest_checks(asset)]
+    return build_manifest_checks(asset, checks=checks)

@@ -282,3 +282,34 @@ def test_the_definition_alone_says_what_is_exported_from_where(bundle):
     assert {name: defined(metadata) for name, metadata in said.items()} == expected
     assert said["all"]["rivet/export"].value == {"name": "all", "table": "public.orders"}
     assert defined({"rivet/format": "csv"}) is None
+
+
+@pytest.mark.parametrize("bundle", [False, True])
+def test_checks_are_chosen_by_name_for_all_exports(bundle):
+    exports = [_orders(), _orders(name="items")]
+    destination = rd.LocalIOManager(path="lake")
+    defs = _definitions(exports, destination, name="lake", bundle=bundle, checks=["content", "row_count"], pool="shop")
+    found = {(key.asset_key.path[0], key.name) for built in defs.asset_checks for key in built.check_keys}
+    assert found == {(name, check) for name in ("orders", "items") for check in ("content", "row_count")}
+    # What counts in the database waits for its turn like an export.
+    assert {built.op.pool for built in defs.asset_checks} == {"shop"}
+    assert len(defs.asset_checks) == (1 if bundle else 2)
+    assert _definitions(exports, destination, checks=()).asset_checks == []
+    with pytest.raises(rd.ConfigError, match="expected some of manifest, content, row_count, schema, found 'rows'"):
+        _definitions(exports, destination, checks=["rows"])
+
+
+def test_a_stream_has_no_checks_and_refuses_those_that_are_asked_for():
+    assert _definitions([_orders()], rd.StdoutIOManager()).asset_checks == []
+    with pytest.raises(
+        rd.ConfigError, match="expected a destination that keeps objects, found this destination, a stream"
+    ):
+        _definitions([_orders()], rd.StdoutIOManager(), checks=["content"])
+
+
+def test_what_a_count_of_a_window_says_is_shown_on_the_asset():
+    export = _orders(mode=rd.Incremental(cursor_column="id"))
+    defs = _definitions([export], rd.LocalIOManager(path="lake"), checks=["row_count"])
+    (asset,) = defs.assets
+    (finding,) = asset.metadata_by_key[asset.key]["rivet/diagnostics"].value
+    assert (finding["rule"], finding["level"]) == ("incremental-reconcile-mismatch", "Warning")

@@ -11,7 +11,7 @@ from rivet_dagster.contract import DestinationCapabilities, WriteCommitProtocol
 from rivet_dagster.errors import PlanRejected
 from rivet_dagster.exports import plan
 from rivet_dagster.exports.formats import Csv, Parquet
-from rivet_dagster.exports.modes import Chunked
+from rivet_dagster.exports.modes import Chunked, Incremental, TimeWindow
 from rivet_dagster.exports.output import resolve_output
 from rivet_dagster.exports.plan import Diagnostic, Level, PlannedExport, diagnose, reject
 
@@ -24,7 +24,7 @@ AT_REST = DestinationCapabilities(
 
 
 def planned(name: str = "orders", *, at: DestinationCapabilities = AT_REST, **settings: Any) -> PlannedExport:
-    said = {k: settings.pop(k) for k in ("uri", "max_retries", "mode", "bundled") if k in settings}
+    said = {k: settings.pop(k) for k in ("uri", "max_retries", "mode", "bundled", "checks") if k in settings}
     said = {"uri": f"file:///lake/{name}", **said}
     return PlannedExport(name=name, output=resolve_output(**settings), capabilities=at, **said)
 
@@ -117,6 +117,14 @@ def test_retries_are_judged_by_the_promise_alone() -> None:
         partial_write_risk=True,
     )
     assert found(planned(at=unsafe, max_retries=1)) == {"retries-not-safe": Level.WARNING}
+
+
+def test_rows_of_a_window_are_not_those_of_the_table() -> None:
+    incremental, recent = Incremental(cursor_column="id"), TimeWindow(time_column="at", days=2)
+    counted = {"checks": ("manifest", "row_count")}
+    assert found(planned(mode=incremental, **counted)) == {"incremental-reconcile-mismatch": Level.WARNING}
+    assert found(planned(mode=recent, **counted)) == {"time-window-reconcile-mismatch": Level.WARNING}
+    assert found(planned(**counted), planned("more", mode=incremental, checks=("content", "schema"))) == {}
 
 
 def test_all_findings_are_reported_at_once() -> None:
