@@ -291,9 +291,9 @@ class ObjectDestination(Destination):
         """Discard what `unfinished` names. Where a store cannot (Azure blocks), nothing happens."""
 
     def hold(self, directory: str) -> AbstractContextManager[None]:
-        """Keep other writers of this directory's control objects out for a few requests, where that is possible.
-
-        Correctness never rests on it but where the store has no conditional writes of its own (local).
-        """
+        """Keep others from writing a directory's control objects for a moment, where it can; only local needs that."""
         del directory
         return nullcontext()
+
+    def forget(self, directory: str) -> None:
+        """Leave no trace of a directory that only this destination has used, and whose objects are removed."""

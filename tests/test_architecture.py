@@ -17,8 +17,8 @@ MODULES = sorted(ROOT.rglob("*.py"))
 MAX_LINES = 300
 
 # The only modules that create or swap objects at a destination, and those that take some away. `testing` tries out
-# other people's destinations.
-WRITERS = {"control.py", "parts.py", "testing.py"}
+# other people's destinations, and `probe` what a destination lets us do.
+WRITERS = {"control.py", "parts.py", "probe.py", "testing.py"}
 REMOVERS = {"control.py", "parts.py", "readback.py", "recovery.py"}
 
 # What may know one store from another.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
@@ -73,6 +73,8 @@ class LocalDestination(ObjectDestination):
             msg = "the local destination's path is empty: expected a directory"
             raise ConfigError(msg)
         self._base = Path(path).absolute()
+        # What was there before anything was made below it.
+        self._ground = Path(os.path.realpath(next(p for p in (self._base, *self._base.parents) if p.exists())))
         self._locks = None if unsafe_unfenced_commits else DirectoryLocks(patience=lock_patience)
 
     def uri(self, key: str = "") -> str:
@@ -176,6 +178,17 @@ class LocalDestination(ObjectDestination):
     def hold(self, directory: str) -> AbstractContextManager[None]:
         """Lock a directory against all other writers of its control objects; re-entrant in this thread."""
         return self._fence(self._directory(directory_segments(directory), directory))
+
+    def forget(self, directory: str) -> None:
+        """Remove it with its lock, and the directories above that are empty, as far as this destination made them."""
+        from rivet_dagster.destinations.directory_lock import LOCK_NAME  # noqa: PLC0415 - fcntl is POSIX only
+
+        at = self._directory(directory_segments(directory), directory)
+        with suppress(OSError):
+            (at / LOCK_NAME).unlink(missing_ok=True)
+            while at != self._ground and self._ground in at.parents:
+                at.rmdir()
+                at = at.parent
 
     def _place(self, key: str) -> Place:
         *directory, name = key_segments(key)
