@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rivet_dagster.orchestration.automation import build_delivery_sensor
     from rivet_dagster.orchestration.azure import AzureIOManager
     from rivet_dagster.orchestration.checks import build_manifest_checks
+    from rivet_dagster.orchestration.component import ExportsComponent
     from rivet_dagster.orchestration.definitions import build_export_definitions
     from rivet_dagster.orchestration.gcs import GCSIOManager
     from rivet_dagster.orchestration.io_managers import ExportIOManager, LocalIOManager, StdoutIOManager
@@ -53,6 +54,7 @@ __all__ = [
     "Export",
     "ExportIOManager",
     "ExportReceipt",
+    "ExportsComponent",
     "Full",
     "GCSIOManager",
     "Incremental",
@@ -94,6 +96,7 @@ _HOME = {
     "Export": "exports.spec",
     "ExportIOManager": "orchestration.io_managers",
     "ExportReceipt": "attempt",
+    "ExportsComponent": "orchestration.component",
     "Full": "exports.modes",
     "GCSIOManager": "orchestration.gcs",
     "Incremental": "exports.modes",

@@ -75,9 +75,10 @@ def as_format(value: Any) -> Any:
             return Parquet()
         case "csv":
             return Csv()
-    msg = f'format: expected "parquet", "csv", Parquet(…) or Csv(…); found {value!r}'
+    msg = f'format: expected "parquet" or "csv", or one of them with settings; found {value!r}'
     raise ConfigError(msg)
 
 
-Format = Annotated[Parquet | Csv, Field(discriminator="kind"), BeforeValidator(as_format)]
+_Settled = Annotated[Parquet | Csv, Field(discriminator="kind")]
+Format = Annotated[_Settled, BeforeValidator(as_format, json_schema_input_type=Literal["parquet", "csv"] | _Settled)]
 """A format with its settings; its name alone will do."""

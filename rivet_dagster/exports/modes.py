@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.moments import Unit, Zone
@@ -214,5 +214,11 @@ class TimeWindow(BaseModel):
         return CursorTerm(column=self.time_column, is_time=self.time_zone is not None)
 
 
-Mode = Annotated[Full | Chunked | Incremental | TimeWindow, Field(discriminator="kind")]
-"""A mode with its settings."""
+def as_mode(value: Any) -> Any:
+    """Turn the name of a mode into the mode with its default settings; anything else is left as it is."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
+_Settled = Annotated[Full | Chunked | Incremental | TimeWindow, Field(discriminator="kind")]
+Mode = Annotated[_Settled, BeforeValidator(as_mode, json_schema_input_type=Literal["full", "chunked"] | _Settled)]
+"""A mode with its settings; its name will do where it needs none."""

@@ -114,7 +114,7 @@ class Export(BaseModel):
             parse_size(value, field=str(info.field_name))
         return value
 
-    @field_validator("columns", mode="before")
+    @field_validator("columns", mode="before", json_schema_input_type=Mapping[str, Cast | str])
     @classmethod
     def _casts(cls, value: Any) -> Any:
         # {"x": "text"} is what the YAML face has to say.

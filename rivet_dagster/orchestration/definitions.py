@@ -165,6 +165,9 @@ def export_definitions(
     if bundle and partitions_def is not None:
         msg = f"{name}: partitions_def and bundle=True do not go together; leave one of them out"
         raise ConfigError(msg)
+    if bundle and any(_of_the_step(p.options) != _of_the_step(planned[0].options) for p in planned):
+        msg = f"{name}: retry_policy and pool are of a step, and a bundle is one: give them for all exports"
+        raise ConfigError(msg)
     for p in planned:
         check_partitions(p.export, partitions_def, p.options.backfill_policy)
     found = _diagnose(planned, source=source, destination=destination, bundled=bundle)
@@ -214,6 +217,10 @@ def export_definitions(
             check for asset in assets for check in _checks(asset, destination, dict(zip(keys, planned, strict=True)))
         ],
     )
+
+
+def _of_the_step(options: AssetOptions) -> tuple[Any, ...]:
+    return options.retry_policy, options.pool
 
 
 def _metadata(key: dg.AssetKey, destination: ExportIOManager, found: Iterable[Diagnostic]) -> dict[str, Any]:

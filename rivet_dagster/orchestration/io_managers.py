@@ -19,7 +19,16 @@ from rivet_dagster.orchestration.failures import masked
 from rivet_dagster.orchestration.outputs import Outlet
 from rivet_dagster.orchestration.settings import Duration, Settings, Size
 
-__all__ = ["ExportIOManager", "LocalIOManager", "StdoutIOManager", "stable_uri"]
+__all__ = ["IO_MANAGERS", "ExportIOManager", "LocalIOManager", "StdoutIOManager", "stable_uri"]
+
+IO_MANAGERS = {
+    "local": "rivet_dagster.orchestration.io_managers.LocalIOManager",
+    "s3": "rivet_dagster.orchestration.s3.S3IOManager",
+    "gcs": "rivet_dagster.orchestration.gcs.GCSIOManager",
+    "azure": "rivet_dagster.orchestration.azure.AzureIOManager",
+    "stdout": "rivet_dagster.orchestration.io_managers.StdoutIOManager",
+}
+"""Where the IO manager of each kind of destination is, so that its SDK loads only where it is used."""
 
 
 class ExportIOManager(dg.ConfigurableIOManager):

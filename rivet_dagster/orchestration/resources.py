@@ -101,12 +101,12 @@ class DatabaseResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             for name in ("statement_timeout", "lock_timeout", "application_name")
             if (value := getattr(self, name)) is not None
         }
+        settings = SessionSettings(
+            statement_timeout=_seconds(told.get("statement_timeout"), "statement_timeout"),
+            lock_timeout=_seconds(told.get("lock_timeout"), "lock_timeout"),
+            application_name=told.get("application_name"),
+        )
         if self.url and not isinstance(self.url, dg.EnvVar):
-            settings = SessionSettings(
-                statement_timeout=_seconds(told.get("statement_timeout"), "statement_timeout"),
-                lock_timeout=_seconds(told.get("lock_timeout"), "lock_timeout"),
-                application_name=told.get("application_name"),
-            )
             check_settings(self.url, settings)
 
 

@@ -7,13 +7,16 @@ from rivet_dagster.rows import Source
 from rivet_dagster.sources.session_settings import SessionSettings, check_sessions
 from rivet_dagster.sources.url import parse_url
 
-__all__ = ["check_settings", "connect"]
+__all__ = ["check_settings", "connect", "is_ours"]
 
-# Drivers of other people's URLs in whose place ours reads faster, and as exactly.
-_REPLACED = {
+# By scheme, the drivers of other people's URLs in whose place ours reads faster, and as exactly; "" is none.
+_OURS = {
     "postgresql": ("", "psycopg", "psycopg2", "asyncpg"),
+    "postgres": ("",),
     "mysql": ("", "pymysql"),
     "mariadb": ("", "pymysql"),
+    "sqlite": ("",),
+    "duckdb": ("",),
 }
 
 
@@ -52,7 +55,7 @@ def connect(
         statement_timeout=statement_timeout, lock_timeout=lock_timeout, application_name=application_name
     )
     check_settings(url, settings)
-    match parsed.scheme if _is_ours(url) else None:
+    match parsed.scheme if is_ours(url) else None:
         case "postgresql" | "postgres":
             from rivet_dagster.sources.postgresql import PostgresSource
 
@@ -81,10 +84,10 @@ def check_settings(url: str, settings: SessionSettings) -> None:
     Raises:
         ConfigError: names each setting, and what to do.
     """
-    check_sessions(parse_url(url).scheme, ours=_is_ours(url), settings=settings)
+    check_sessions(parse_url(url).scheme, ours=is_ours(url), settings=settings)
 
 
-def _is_ours(url: str) -> bool:
+def is_ours(url: str) -> bool:
     """Whether one of our drivers reads it, and not SQLAlchemy."""
     driver = url.strip().partition("://")[0].partition("+")[2].lower()
-    return driver in _REPLACED.get(parse_url(url).scheme, ("",))
+    return driver in _OURS.get(parse_url(url).scheme, ())
