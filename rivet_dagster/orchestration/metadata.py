@@ -121,13 +121,13 @@ def _parts_table(parts: Sequence[Part]) -> dg.TableMetadataValue:
                 "path": p.path,
                 "rows": p.rows,
                 "bytes": p.size_bytes,
-                "md5": p.content_md5,
                 "verification": p.verification or "unknown",
+                "md5": p.content_md5,
             }
         )
         for p in parts[:SHOWN_PARTS]
     ]
-    columns = [("path", "string"), ("rows", "int"), ("bytes", "int"), ("md5", "string"), ("verification", "string")]
+    columns = [("path", "string"), ("rows", "int"), ("bytes", "int"), ("verification", "string"), ("md5", "string")]
     # The schema is given, since an empty table cannot tell it.
     schema = dg.TableSchema(columns=[dg.TableColumn(name=n, type=t) for n, t in columns])
     return dg.MetadataValue.table(records=rows, schema=schema)
