@@ -129,7 +129,7 @@ class _Trial:
         stale = self._version
         self._put(_OTHER, stale or ABSENT)
         self._refused(stale or ABSENT, "over a version that is gone")
-        return "accepted over the version that is there, refused over one that is gone"
+        return "accepted over its own version, refused over one that is gone"
 
     def _remove(self) -> str:
         remove(self._destination, [self._key], because="it was written to try this destination", log=self._log)

@@ -22,6 +22,7 @@ import duckdb
 import pandas as pd
 import pytest
 import yaml
+from click.testing import CliRunner
 
 import rivet_dagster as rd
 from rivet_dagster import errors
@@ -222,6 +223,45 @@ def test_the_example_of_sensors_fires_for_a_delivery_and_that_of_retries_waits_l
         assert repository.get_sensor_def("visits_delivered").evaluate_tick(context).skip_message
     policy = snippet("patient = ")["patient"]
     assert policy.calculate_delay(1) < policy.calculate_delay(3)
+
+
+def test_the_commands_print_what_is_shown(demo: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for what differs from run to run."""
+    from rivet_dagster.cli import main
+
+    def masked(text: str) -> list[str]:
+        text = re.sub(r"file:///\S+/data", "DATA", text)
+        text = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}-0{8}-[0-9a-f]{8}", "RUN", text)
+        text = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+\+00:00, .*", "CLOCK", text)
+        text = re.sub(r"14,000 +[\d,]+", "14,000 BYTES", text)
+        return [re.sub(r" +", " ", line).strip() for line in text.strip().splitlines()]
+
+    monkeypatch.chdir(demo[0])
+    for name in ("DAGSTER_HOME", "RIVET_DEMO_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    # Imported by other tests before, perhaps, for another directory.
+    monkeypatch.delitem(sys.modules, "rivet_dagster.definitions", raising=False)
+    shown = re.findall(r"^```bash\nrivet-dagster (.*?)\n```\n\n```text\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert [command.split()[0] for command, _ in shown] == ["doctor", "plan", "validate"]
+    for command, printed in shown:
+        done = CliRunner().invoke(main, command.split())
+        assert done.exit_code == 0, done.output
+        assert masked(done.stdout) == masked(printed)
+
+
+def test_the_example_of_maintenance_removes_and_compacts(snippet: Any, tmp_path: Path) -> None:
+    defs = snippet("build_maintenance_job")["defs"]
+    dg.Definitions.validate_loadable(defs)
+    (weekly,) = defs.schedules
+    with sqlite3.connect(tmp_path / "shop.db") as database:
+        database.execute("create table events (id integer primary key, made_at timestamp, changed_at timestamp)")
+    database.close()
+    assert weekly.job_name == "maintenance"
+    job = defs.resolve_job_def("maintenance")
+    assert job.execute_in_process().success
+    assert not (tmp_path / "data").exists()
+    told = defs.resolve_schedule_def("weekly").evaluate_tick(dg.build_schedule_context()).run_requests[0].run_config
+    assert job.execute_in_process(run_config=told).success
 
 
 def test_the_stores_of_the_example_are_built_without_any_client(snippet: Any) -> None:
