@@ -101,6 +101,8 @@ def _another(export: Export, source: Source, manifest: Manifest, *, export_name:
         if strategy in _WHOLE and _term(export) is None:
             return None
         return f"another tool wrote the delivery, by the strategy {strategy!r}, and its window is not recorded"
+    if content.rewrites:
+        return "compaction made the delivery of several, each of a window of its own"
     ours, theirs = identity_of(export, export_name=export_name, source=source), content.identity
     differ = [
         f"{name} was {there!r} and is {here!r}"

@@ -196,17 +196,19 @@ def test_many_deliveries_become_one_and_the_next_run_goes_on(tmp_path: Path, per
     assert said["rivet/run_id"] == after["run_id"]
     assert said["rivet/compacted"] == {"deliveries": 3, "parts": 3, "rows": 3, "bytes": size}
     assert rivet_cli.validate(rivet_cli.local(shop.lake / "events"), workdir=tmp_path).passed
+    checks = [shop.asset, *rd.build_manifest_checks(shop.asset, checks=("manifest", "content", "row_count"))]
+    source = {"source": rd.DatabaseResource(url=f"sqlite:///{shop.file}")}
+    only = dg.AssetSelection.checks_for_assets("events")
+    judged = run(checks, shop.io_manager, persistent, resources=source, selection=only)
+    judged_as = {c.check_name: c for c in judged.get_asset_check_evaluations()}
+    assert [c.passed for c in judged_as.values()] == [True] * 3
+    assert "compaction made the delivery" in str(judged_as["row_count"].description)
     # What the event log says last is the head: nothing has to be adopted.
     shop.grow()
     said = shop.export()
     assert "rivet/adopted" not in said
     assert (said["dagster/row_count"], said["rivet/window"]["low"]) == (1, 3)
     assert [r[5] for r in shop.rows()] == [1, 2, 3, 4]
-    checks = [shop.asset, *rd.build_manifest_checks(shop.asset)]
-    source = {"source": rd.DatabaseResource(url=f"sqlite:///{shop.file}")}
-    only = dg.AssetSelection.checks_for_assets("events")
-    judged = run(checks, shop.io_manager, persistent, resources=source, selection=only)
-    assert [c.passed for c in judged.get_asset_check_evaluations()] == [True]
     # And an instance that knows nothing adopts it.
     shop.maintain(compact=["events"], **FOR_REAL)
     shop.grow()
