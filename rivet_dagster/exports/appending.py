@@ -1,14 +1,14 @@
-"""What may be added to a dataset: rows of the same export, under the same columns. Pure."""
+"""What may be added to a dataset: rows of the same export, under columns that those before can have too. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from itertools import zip_longest
 
 from rivet_dagster.errors import ContractError
-from rivet_dagster.manifest import Column, Content, Identity, Manifest
+from rivet_dagster.exports.drift import Drift
+from rivet_dagster.manifest import Content, Identity, Manifest
 
-__all__ = ["check_columns", "check_identity"]
+__all__ = ["check_growth", "check_identity"]
 
 _REFRESH = "export with full_refresh: true in the run's config to begin the dataset anew"
 
@@ -36,29 +36,37 @@ def check_identity(identity: Identity, head: Manifest) -> None:
         )
 
 
-def check_columns(content: Content, head: Manifest) -> None:
-    """Refuse rows under other columns than those that are there.
+def check_growth(content: Content, head: Manifest, drift: Drift, *, allowed: bool) -> None:
+    """Refuse rows under other columns than those that are there, but for new ones in which those rows can be NULL.
+
+    Args:
+        content: of the rows.
+        head: what they are added to.
+        drift: of their columns.
+        allowed: whether new columns may come.
 
     Raises:
-        ContractError: names the column and the remedy.
+        ContractError: names the columns and the remedy.
     """
-    there = head.content.columns if head.content else ()
-    found = [_difference(ours, theirs) for ours, theirs in zip_longest(content.columns, there)]
-    differ = next((text for text in found if text), None)
-    if differ is None and head.format != content.format:
-        differ = f"the parts are {head.format}, this export writes {content.format}"
-    if differ is not None:
-        raise ContractError(
-            f"{head.destination_uri}: expected the columns of the dataset, to add rows under them, found others: "
-            f"{differ}; {_REFRESH}"
-        )
-
-
-def _difference(ours: Column | None, theirs: Column | None) -> str | None:
-    if theirs is None:
-        return f"column {ours.name!r} ({ours.type}) is new" if ours else None
-    if ours is None:
-        return f"column {theirs.name!r} ({theirs.type}) is gone"
-    if ours.name != theirs.name:
-        return f"where {theirs.name!r} was, {ours.name!r} is"
-    return f"column {ours.name!r} was {theirs.type} and is {ours.type}" if ours.type != theirs.type else None
+    known = {c.name for c in head.content.columns} if head.content else set()
+    before = [c.name for c in head.content.columns] if head.content else []
+    now = [c.name for c in content.columns if c.name in known]
+    never_null = [c.name for c in drift.added if not c.nullable]
+    differ = str(drift)
+    if drift.removed or drift.retyped:
+        grows = False
+    elif now != before:
+        grows, differ = False, f"their order was {', '.join(before)} and is {', '.join(now)}"
+    elif head.format != content.format:
+        grows, differ = False, f"the parts are {head.format}, this export writes {content.format}"
+    elif never_null:
+        grows, differ = False, f"{differ}, and {', '.join(map(repr, never_null))} can be NULL in none, as it is there"
+    else:
+        grows = True
+    if grows and (allowed or not drift):
+        return
+    remedy = 'set on_schema_drift="allow" to add them, NULL in the rows that are there, or ' if grows else ""
+    raise ContractError(
+        f"{head.destination_uri}: expected the columns of the dataset, to add rows under them, found others: "
+        f"{differ}; {remedy}{_REFRESH}"
+    )

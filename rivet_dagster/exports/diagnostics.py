@@ -8,8 +8,10 @@ from enum import Enum
 
 from rivet_dagster.contract import DestinationCapabilities
 from rivet_dagster.errors import PlanRejected
+from rivet_dagster.exports.drift import DriftPolicy
 from rivet_dagster.exports.modes import Full, Mode
 from rivet_dagster.exports.output import OutputSettings
+from rivet_dagster.exports.quality import Quality
 
 __all__ = ["Diagnostic", "Level", "PlannedExport", "reject"]
 
@@ -62,6 +64,8 @@ class PlannedExport:
         bundled: whether several exports share one step.
         ranged: whether a run may have several partitions.
         checks: names of the checks that are defined for it, where that is known.
+        quality: its gates.
+        on_schema_drift: what becomes of other columns, where that is said.
     """
 
     name: str
@@ -73,6 +77,8 @@ class PlannedExport:
     bundled: bool = False
     ranged: bool = False
     checks: tuple[str, ...] = ()
+    quality: Quality | None = None
+    on_schema_drift: DriftPolicy | None = None
 
     @property
     def is_stream(self) -> bool:

@@ -69,7 +69,7 @@ def plan_export(
     Raises:
         ConfigError: the columns cannot be exported like this, or not in ranges or with this cursor; the source is free
             again.
-        ContractError: the rows cannot be added to `head`.
+        ContractError: the rows cannot be added to `head`, or its columns have to stay.
         SourceError: the source refused.
     """
     subject = f"export {export_name!r}"
@@ -83,6 +83,7 @@ def plan_export(
         subject=subject,
         progress=progress,
         pace=Pace(max_rows_per_second, clock=clock),
+        head=head,
     )
     by = export.partitioned_by
     if by is not None and partition is not None:
@@ -90,7 +91,7 @@ def plan_export(
     if isinstance(export.mode, Chunked):
         return _in_ranges(asked, export.mode)
     if isinstance(export.mode, Incremental):
-        return plan_incremental(asked, export.mode, head=head, agree=agree)
+        return plan_incremental(asked, export.mode, agree=agree)
     if isinstance(export.mode, TimeWindow):
         return plan_time_window(asked, export.mode)
     return _whole(asked)

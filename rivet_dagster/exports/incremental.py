@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from rivet_dagster.errors import ContractError
-from rivet_dagster.exports.appending import check_columns, check_identity
+from rivet_dagster.exports.appending import check_identity
 from rivet_dagster.exports.cursor import column_name, recorded_cursor, recorded_window, start_of, type_name
 from rivet_dagster.exports.modes import Incremental
 from rivet_dagster.exports.planned import Asked, Extraction
 from rivet_dagster.exports.window import check_mode, fixed_window
-from rivet_dagster.manifest import Dataset, Manifest
+from rivet_dagster.manifest import Dataset
 
 __all__ = ["plan_incremental"]
 
 
-def plan_incremental(
-    asked: Asked, mode: Incremental, *, head: Manifest | None, agree: Callable[[], None]
-) -> Extraction:
+def plan_incremental(asked: Asked, mode: Incremental, *, agree: Callable[[], None]) -> Extraction:
     """Fix the window and open its rows; see `plan_export` for the arguments and what it raises."""
-    source, query = asked.windows("Incremental"), asked.export.source_query
+    source, query, head = asked.windows("Incremental"), asked.export.source_query, asked.head
     cursor = source.describe_cursor(query, mode.term)
     by_clock = check_mode(mode, cursor, source, subject=asked.subject)
     column, kind = column_name(mode), type_name(mode, cursor)
@@ -35,12 +32,6 @@ def plan_incremental(
         within = replace(query, window=fixed.window)
         stream = source.open(within)
     described = asked.described(stream)
-    if head is not None:
-        try:
-            check_columns(described.content, head)
-        except ContractError:
-            stream.close()
-            raise
     content = replace(
         described.content,
         identity=identity,

@@ -9,6 +9,7 @@ from rivet_dagster.exports.diagnostics import Diagnostic, Level, PlannedExport, 
 from rivet_dagster.exports.formats import Csv, Parquet
 from rivet_dagster.exports.memory import divide, least_memory
 from rivet_dagster.exports.modes import Chunked, Incremental, TimeWindow
+from rivet_dagster.exports.stream_rules import stream_findings
 
 __all__ = ["Diagnostic", "Level", "PlannedExport", "diagnose", "format_findings", "reject"]
 
@@ -24,74 +25,6 @@ def diagnose(exports: Sequence[PlannedExport]) -> tuple[Diagnostic, ...]:
     """
     each = (finding for export in exports for rule in _RULES for finding in rule(export))
     return (*each, *_shared_prefix(exports), *_single_stream(exports))
-
-
-def _no_split(e: PlannedExport) -> Iterator[Diagnostic]:
-    if e.is_stream and e.output.max_file_size is not None:
-        yield Diagnostic(
-            level=Level.REJECTED,
-            rule="stdout-no-split",
-            subject=e.name,
-            message=f"max_file_size={e.output.max_file_size} divides into named parts, and a stream has no names",
-            remedy="remove max_file_size, or choose a destination that keeps objects",
-        )
-
-
-def _no_chunks(e: PlannedExport) -> Iterator[Diagnostic]:
-    if e.is_stream and isinstance(e.mode, Chunked):
-        yield Diagnostic(
-            level=Level.REJECTED,
-            rule="stdout-no-chunked",
-            subject=e.name,
-            message="Chunked divides into named parts that are finished in any order, and a stream has neither",
-            remedy="export with Full(), or choose a destination that keeps objects",
-        )
-
-
-def _no_bundle(e: PlannedExport) -> Iterator[Diagnostic]:
-    if e.is_stream and e.bundled:
-        yield Diagnostic(
-            level=Level.REJECTED,
-            rule="stdout-no-bundle",
-            subject=e.name,
-            message="several exports of a bundle run at a time, and a repeated bundle leaves out what is committed; a "
-            "stream would mix their rows, and nothing of it is ever committed",
-            remedy="leave bundle=True out, or choose a destination that keeps objects",
-        )
-
-
-def _no_ranges(e: PlannedExport) -> Iterator[Diagnostic]:
-    if e.is_stream and e.ranged:
-        yield Diagnostic(
-            level=Level.REJECTED,
-            rule="stdout-no-ranges",
-            subject=e.name,
-            message="each partition is a dataset of its own, and nothing in a stream says where one ends",
-            remedy="run one partition at a time: leave backfill_policy out, or choose a destination that keeps objects",
-        )
-
-
-def _verify_unattainable(e: PlannedExport) -> Iterator[Diagnostic]:
-    if e.is_stream and e.output.verify == "readback":
-        yield Diagnostic(
-            level=Level.REJECTED,
-            rule="verify-unattainable",
-            subject=e.name,
-            message='verify="readback" reads each part again, and nothing can be read back from a stream',
-            remedy='set verify="store", or choose a destination that keeps objects',
-        )
-
-
-def _no_codec_on_stream(e: PlannedExport) -> Iterator[Diagnostic]:
-    codec = e.output.format.compression
-    if e.is_stream and isinstance(e.output.format, Csv) and codec != "none":
-        yield Diagnostic(
-            level=Level.REJECTED,
-            rule="csv-no-codec-on-stdout",
-            subject=e.name,
-            message=f"CSV on a stream is text for people and pipes, found compression={codec!r}",
-            remedy='set compression="none" and compress in the pipe',
-        )
 
 
 def format_findings(settings: Parquet | Csv, *, subject: str) -> Iterator[Diagnostic]:
@@ -148,25 +81,15 @@ def _retries_not_safe(e: PlannedExport) -> Iterator[Diagnostic]:
         )
 
 
-def _no_receipt(e: PlannedExport) -> Iterator[Diagnostic]:
-    if e.is_stream:
+def _no_cap(e: PlannedExport) -> Iterator[Diagnostic]:
+    if e.quality is not None and e.quality.unique and e.quality.memory is None:
         yield Diagnostic(
-            level=Level.DEGRADED,
-            rule="stdout-no-receipt",
+            level=Level.WARNING,
+            rule="quality-unique-no-cap",
             subject=e.name,
-            message="nothing stays at this destination: no manifest, marker or cursor is recorded",
-            remedy="choose a destination that keeps objects where the data has to be verified later",
-        )
-
-
-def _no_state(e: PlannedExport) -> Iterator[Diagnostic]:
-    if e.is_stream and isinstance(e.mode, Incremental):
-        yield Diagnostic(
-            level=Level.DEGRADED,
-            rule="stdout-no-state",
-            subject=e.name,
-            message="a stream keeps no cursor: every run exports from the beginning and stores nothing",
-            remedy="choose a destination that keeps objects, or export with Full()",
+            message="unique_memory=None: what `unique` remembers of each row takes as much memory as it needs, however "
+            "many rows there are",
+            remedy='set unique_memory, e.g. "1GB", beyond which a run is refused',
         )
 
 
@@ -224,16 +147,10 @@ def _together(exports: Iterable[PlannedExport]) -> Iterator[tuple[str, list[str]
 
 
 _RULES: tuple[Callable[[PlannedExport], Iterator[Diagnostic]], ...] = (
-    _no_split,
-    _no_chunks,
-    _no_bundle,
-    _no_ranges,
-    _verify_unattainable,
-    _no_codec_on_stream,
     lambda e: format_findings(e.output.format, subject=e.name),
     _memory,
     _retries_not_safe,
     _counts_a_window,
-    _no_state,
-    _no_receipt,
+    _no_cap,
+    stream_findings,
 )

@@ -10,16 +10,19 @@ from typing import Any
 import pyarrow as pa
 
 from rivet_dagster.contract import EncodedPart, Staged
-from rivet_dagster.errors import ConfigError
+from rivet_dagster.errors import ConfigError, ContractError
+from rivet_dagster.exports.appending import check_growth
 from rivet_dagster.exports.content import content_of_export, identity_of, schema_of_export
+from rivet_dagster.exports.drift import drift_of
 from rivet_dagster.exports.judge import Judge
+from rivet_dagster.exports.modes import Incremental
 from rivet_dagster.exports.output import OutputSettings
 from rivet_dagster.exports.pace import Pace
 from rivet_dagster.exports.progress import Progress
 from rivet_dagster.exports.reading import Encoder, Reading
 from rivet_dagster.exports.resume import Resume
 from rivet_dagster.exports.spec import Export
-from rivet_dagster.manifest import Content, Identity
+from rivet_dagster.manifest import Content, Identity, Manifest
 from rivet_dagster.rows import IncrementalSource, Query, ResultStream, Source, SplittableSource
 
 __all__ = ["Asked", "Described", "Extraction"]
@@ -100,10 +103,12 @@ class Described:
     Attributes:
         content: what the manifest will say.
         encoder: how rows become parts.
+        said: what is known of them, as metadata.
     """
 
     content: Content
     encoder: Encoder
+    said: Mapping[str, Any]
 
     def extraction(
         self,
@@ -121,7 +126,7 @@ class Described:
             read=read,
             stop=stop,
             parallel=parallel,
-            said=said,
+            said={**self.said, **said},
             retried=self.encoder.retried,
             coerced=self.encoder.coerced_values,
             resume=resume,
@@ -131,7 +136,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What `plan_export` was asked for."""
+    """What `plan_export` was asked for; `head` is what its rows replace, or are added to."""
 
     export: Export
     export_name: str
@@ -140,6 +145,7 @@ class Asked:
     subject: str
     progress: Progress
     pace: Pace
+    head: Manifest | None = None
 
     @property
     def identity(self) -> Identity:
@@ -176,6 +182,7 @@ class Asked:
 
         Raises:
             ConfigError: the columns cannot be exported like this; the stream is closed.
+            ContractError: they are not those of the dataset, and have to be; likewise.
         """
         try:
             return self._described(stream, in_ranges=in_ranges)
@@ -202,7 +209,24 @@ class Asked:
             coerce=self.export.source_query.coerce,
             judge=self._judge(schema, in_ranges=in_ranges),
         )
-        return Described(content=content, encoder=encoder)
+        return Described(content=content, encoder=encoder, said=self._drift(content))
+
+    def _drift(self, content: Content) -> Mapping[str, Any]:
+        """What is said of columns that are not those of the dataset, where they need not be."""
+        policy, head = self.export.on_schema_drift, self.head
+        drift = drift_of(content.columns, head)
+        if head is not None and isinstance(self.export.mode, Incremental):
+            check_growth(content, head, drift, allowed=policy in {"warn", "allow"})
+        elif head is not None and drift and policy == "fail":
+            raise ContractError(
+                f"{head.destination_uri}: expected the columns of the dataset that this run replaces, found others: "
+                f'{drift}; set them back, set on_schema_drift to "warn" or "allow", or export with full_refresh: true '
+                "in the run's config"
+            )
+        if not drift or policy == "allow":
+            return {}
+        self.progress.warn(f"the columns are not those of the dataset that is there: {drift}")
+        return {"rivet/schema_drift": drift.said}
 
     def _judge(self, schema: pa.Schema, *, in_ranges: bool) -> Judge | None:
         quality, source = self.export.quality, self.source

@@ -9,6 +9,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from rivet_dagster.errors import ConfigError
+from rivet_dagster.exports.drift import DriftPolicy
 from rivet_dagster.exports.formats import Format
 from rivet_dagster.exports.modes import Chunked, Full, Mode
 from rivet_dagster.exports.partitions import PartitionBy
@@ -97,6 +98,12 @@ class Export(BaseModel):
     )
     quality: Quality | None = Field(
         default=None, description="What the rows of a run have to be like before anything of it is published."
+    )
+    on_schema_drift: DriftPolicy | None = Field(
+        default=None,
+        description='What becomes of a run whose columns differ from those of the dataset: "warn", "allow" or "fail". '
+        'Without it, a dataset that is replaced has "warn", and one that is added to "fail"; to that only new columns '
+        "that can be NULL may come.",
     )
 
     @field_validator("name")

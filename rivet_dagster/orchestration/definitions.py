@@ -260,6 +260,8 @@ def _diagnose(
                 bundled=bundled,
                 ranged=is_ranged(p.options.backfill_policy),
                 checks=tuple(kind.name for kind in chosen(p.options.checks)),
+                quality=p.export.quality,
+                on_schema_drift=p.export.on_schema_drift,
             )
         )
     found = (*diagnose(exports), *_password_in_clear(source, [e.name for e in exports]))

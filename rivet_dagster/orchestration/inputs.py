@@ -137,8 +137,9 @@ def _own_run(context: dg.InputContext, key: str | None, sight: Sight) -> Ancesto
 
 def _whole(destination: ObjectDestination, prefix: Prefix, manifest: Manifest, fingerprint: str) -> _Input:
     chain = deliveries(destination, prefix, manifest)
+    columns = manifest.content.columns if manifest.content else ()
     return _Input(
-        deliveries=tuple(Delivered(destination=destination, prefix=prefix, manifest=m) for m in chain),
+        deliveries=tuple(Delivered(destination=destination, prefix=prefix, manifest=m, columns=columns) for m in chain),
         fingerprint=fingerprint,
     )
 

@@ -160,6 +160,8 @@ class Outlet:
             mode=export.mode if export else Full(),
             bundled=asked.bundled,
             ranged=ranged,
+            quality=export.quality if export else None,
+            on_schema_drift=export.on_schema_drift if export else None,
         )
         found = diagnose([planned])
         reject(found)

@@ -15,7 +15,7 @@ import pyarrow.fs as pafs
 from rivet_dagster.contract import ObjectDestination
 from rivet_dagster.errors import ReadError
 from rivet_dagster.layout import Prefix
-from rivet_dagster.manifest import Manifest, Part
+from rivet_dagster.manifest import Column, Manifest, Part
 from rivet_dagster.orchestration.arrow_types import arrow_type
 from rivet_dagster.orchestration.part_file import PartFile
 
@@ -28,11 +28,19 @@ _LAZY_BLOCK_BYTES = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """One delivery of a dataset: what its manifest lists is all that is read."""
+    """One delivery of a dataset: what its manifest lists is all that is read.
+
+    Attributes:
+        destination: where it is.
+        prefix: of the dataset.
+        manifest: of the delivery.
+        columns: of the dataset, where it has others besides: they came later, and are NULL here.
+    """
 
     destination: ObjectDestination
     prefix: Prefix
     manifest: Manifest
+    columns: tuple[Column, ...] = ()
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -86,7 +94,8 @@ def _table(delivered: Delivered) -> pa.Table:
         return _dataset(delivered).to_table()
     where = delivered.manifest.destination_uri
     table = _csv_table(delivered)
-    for column in delivered.manifest.content.columns if delivered.manifest.content else ():
+    content = delivered.manifest.content
+    for column in delivered.columns or (content.columns if content else ()):
         kind = arrow_type(column, where=where)
         if _is_bytes(kind):
             hexed = table[column.name].to_pylist()
@@ -116,7 +125,7 @@ def _dataset(delivered: Delivered, *, block_bytes: int = _LAZY_BLOCK_BYTES) -> d
     parts = delivered.parts
     csv = delivered.manifest.format == "csv"
     if not parts:
-        schema = _schema(delivered, csv=csv)
+        schema = _schema(delivered, csv=csv, whole=True)
         # Not `empty_table`, which knows no extension types within others.
         return ds.dataset(pa.table([pa.chunked_array([], f.type) for f in schema], schema=schema))
     # Arrow knows a codec by the end of a name, and this one under its own name only.
@@ -124,16 +133,22 @@ def _dataset(delivered: Delivered, *, block_bytes: int = _LAZY_BLOCK_BYTES) -> d
     files = pafs.PyFileSystem(_Files(delivered.destination, parts, shown))
     schema = _schema(delivered, csv=True) if csv else None
     layout = ds.ParquetFileFormat() if schema is None else _csv(schema, block_bytes=block_bytes)
-    return ds.dataset(list(shown), schema=schema, format=layout, filesystem=files)
+    dataset = ds.dataset(list(shown), schema=schema, format=layout, filesystem=files)
+    names = dataset.schema.names
+    if {c.name for c in delivered.columns} <= set(names):
+        return dataset
+    whole = _schema(delivered, csv=csv, whole=True)
+    return dataset.replace_schema(pa.schema([dataset.schema.field(f.name) if f.name in names else f for f in whole]))
 
 
-def _schema(delivered: Delivered, *, csv: bool) -> pa.Schema:
+def _schema(delivered: Delivered, *, csv: bool, whole: bool = False) -> pa.Schema:
+    """Of the delivery, or with `whole` of the dataset."""
     manifest = delivered.manifest
     if manifest.content is None:
         msg = f"{manifest.destination_uri}: the manifest of another tool has no columns; read its parts with that tool"
         raise ReadError(msg)
     fields = []
-    for c in manifest.content.columns:
+    for c in (delivered.columns if whole else ()) or manifest.content.columns:
         kind = arrow_type(c, where=manifest.destination_uri)
         fields.append(pa.field(c.name, pa.string() if csv and _is_text_in_csv(kind) else kind, nullable=c.nullable))
     return pa.schema(fields)

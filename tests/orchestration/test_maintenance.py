@@ -237,6 +237,20 @@ def test_rows_and_types_stay_in_each_format(tmp_path: Path, forgetful: dg.Dagste
     assert [r[5] for r in shop.rows()] == [1, 2, 3, 4]
 
 
+def test_a_dataset_that_has_got_columns_is_compacted_under_all_of_them(shop: Shop) -> None:
+    shop.grow()
+    shop.export()
+    shop.sql("alter table events add column more integer")
+    shop.sql("insert into events (id, more) values (2, 7)")
+    shop.asset = rd.build_export_asset(EVENTS.model_copy(update={"on_schema_drift": "allow"}))
+    shop.export()
+    assert shop.maintain(compact=["events"], **FOR_REAL).success
+    manifest = json.loads((shop.lake / "events" / "manifest.json").read_bytes())
+    assert manifest["dataset"] == "snapshot"
+    parts = [str(shop.lake / "events" / p["path"]) for p in manifest["parts"]]
+    assert duckdb.sql(f"select id, more from read_parquet({parts}) order by id").fetchall() == [(1, None), (2, 7)]
+
+
 @pytest.mark.parametrize("first", ["compaction", "export"])
 def test_a_run_and_a_compaction_at_once_are_a_conflict(shop: Shop, first: str) -> None:
     """The one has read its rows when the other commits."""

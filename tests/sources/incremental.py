@@ -77,7 +77,7 @@ class Incrementally:
         if not paths:
             return []
         read = "read_csv" if ".csv" in paths[0] else "read_parquet"
-        found = duckdb.sql(f"SELECT {columns} FROM {read}({paths}) ORDER BY ALL").fetchall()
+        found = duckdb.sql(f"SELECT {columns} FROM {read}({paths}, union_by_name = true) ORDER BY ALL").fetchall()
         return [row[0] for row in found] if "," not in columns else found
 
 

@@ -202,6 +202,27 @@ def test_columns_that_changed_are_refused_before_the_first_part(database: Databa
     assert events.rows("id, note") == [(1, "a"), (2, "b")]
 
 
+def test_columns_may_come_that_can_be_null(database: Database, tmp_path: Path) -> None:
+    database.execute(
+        f"CREATE TABLE events (id {database.bigint} NOT NULL PRIMARY KEY, note varchar(9))",
+        "INSERT INTO events VALUES (1, 'a')",
+    )
+    events = Incrementally(database.url, tmp_path / "lake", Incremental(cursor_column="id", **settle(database)))
+    events.run()
+    if database.kind in {"postgresql", "mysql"}:  # the others describe no column as never NULL
+        database.execute("ALTER TABLE events ADD COLUMN late integer NOT NULL DEFAULT 1")
+        with pytest.raises(
+            ContractError, match=r"column 'late' .* is new, and 'late' can be NULL in none.*full_refresh"
+        ):
+            events.run(on_schema_drift="allow")
+        database.execute("ALTER TABLE events DROP COLUMN late")
+    database.execute("ALTER TABLE events ADD COLUMN more integer", "INSERT INTO events VALUES (2, 'b', 7)")
+    events.run(on_schema_drift="allow")
+    database.execute("INSERT INTO events VALUES (3, 'c', NULL)")
+    events.run()
+    assert events.rows("id, note, more") == [(1, "a", None), (2, "b", 7), (3, "c", None)]
+
+
 def test_a_dataset_of_another_cursor_is_not_continued(database: Database, tmp_path: Path) -> None:
     database.execute(
         f"CREATE TABLE events (id {database.bigint} NOT NULL PRIMARY KEY, n {database.bigint})",

@@ -9,11 +9,12 @@ import pytest
 
 from rivet_dagster.contract import DestinationCapabilities, WriteCommitProtocol
 from rivet_dagster.errors import PlanRejected
-from rivet_dagster.exports import plan
+from rivet_dagster.exports import plan, stream_rules
 from rivet_dagster.exports.formats import Csv, Parquet
 from rivet_dagster.exports.modes import Chunked, Incremental, TimeWindow
 from rivet_dagster.exports.output import resolve_output
 from rivet_dagster.exports.plan import Diagnostic, Level, PlannedExport, diagnose, reject
+from rivet_dagster.exports.quality import Quality
 
 STREAM = DestinationCapabilities(
     commit_protocol=WriteCommitProtocol.STREAMING, idempotent_overwrite=False, retry_safe=False, partial_write_risk=True
@@ -24,7 +25,8 @@ AT_REST = DestinationCapabilities(
 
 
 def planned(name: str = "orders", *, at: DestinationCapabilities = AT_REST, **settings: Any) -> PlannedExport:
-    said = {k: settings.pop(k) for k in ("uri", "max_retries", "mode", "bundled", "checks") if k in settings}
+    names = ("uri", "max_retries", "mode", "bundled", "checks", "quality", "on_schema_drift")
+    said = {k: settings.pop(k) for k in names if k in settings}
     said = {"uri": f"file:///lake/{name}", **said}
     return PlannedExport(name=name, output=resolve_output(**settings), capabilities=at, **said)
 
@@ -54,6 +56,19 @@ def test_a_stream_cannot_be_divided_into_ranges_of_any_shape(mode: Chunked) -> N
 def test_a_stream_cannot_be_one_of_several_in_a_step() -> None:
     assert found(planned(at=STREAM, format="csv", bundled=True))["stdout-no-bundle"] is Level.REJECTED
     assert found(planned(bundled=True)) == {}
+
+
+def test_gates_and_drift_come_too_late_for_a_stream() -> None:
+    quality = Quality(row_count_min=1)
+    late = {"stdout-late-gates": Level.DEGRADED, "stdout-no-drift": Level.DEGRADED, "stdout-no-receipt": Level.DEGRADED}
+    assert found(planned(at=STREAM, format="csv", quality=quality, on_schema_drift="fail")) == late
+    assert found(planned(quality=quality, on_schema_drift="fail")) == {}
+
+
+def test_uniqueness_without_a_cap_is_warned_of() -> None:
+    assert found(planned(quality=Quality(unique="id", unique_memory=None))) == {"quality-unique-no-cap": Level.WARNING}
+    assert found(planned(quality=Quality(unique="id"))) == {}
+    assert found(planned(quality=Quality(row_count_min=1, unique_memory=None))) == {}
 
 
 def test_a_stream_cannot_be_read_back() -> None:
@@ -159,7 +174,7 @@ def test_warnings_alone_do_not_reject() -> None:
 
 
 def test_no_rule_knows_a_destination_by_its_name() -> None:
-    code = inspect.getsource(plan)
+    code = inspect.getsource(plan) + inspect.getsource(stream_rules)
     for rule in (
         "stdout-no-split",
         "stdout-no-chunked",
@@ -168,6 +183,8 @@ def test_no_rule_knows_a_destination_by_its_name() -> None:
         "stdout-single-export",
         "stdout-no-state",
         "stdout-no-receipt",
+        "stdout-late-gates",
+        "stdout-no-drift",
         "csv-no-codec-on-stdout",
     ):
         code = code.replace(rule, "")
