@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+
 import dagster as dg
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.sizes import parse_duration
@@ -13,6 +15,8 @@ from rivet_dagster.sources.session_settings import SessionSettings
 __all__ = ["DatabaseResource"]
 
 _BATCH_ROWS = 65_536
+# Not of each resource: Dagster copies them.
+_ASKING = threading.Lock()
 
 
 class DatabaseResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -66,13 +70,22 @@ class DatabaseResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         description="How many rows each export reads in a second at most, however many connections it reads with.",
     )
 
+    # Exports of one step share what a driver has learned of the database: it may take longer than a small table.
+    _source: Source | None = PrivateAttr(default=None)
+
     def source(self) -> Source:
-        """The database to read from; nothing is connected before the first query.
+        """The database to read from, the same for all who ask; nothing is connected before the first query.
 
         Raises:
             ConfigError: the URL is empty, or of no database that is known, or a setting cannot be used with it.
             SourceError: the driver cannot be loaded.
         """
+        with _ASKING:
+            if self._source is None:
+                self._source = self._connected()
+            return self._source
+
+    def _connected(self) -> Source:
         from rivet_dagster.sources.connect import connect  # noqa: PLC0415 - drivers load only where they are used
 
         if not self.url:

@@ -112,3 +112,16 @@ def test_an_export_waits_for_its_turn_where_the_pool_of_its_source_is_limited(
         assert dg.materialize([orders], instance=home, resources=resources).success
         other.join(60)
     assert begun == [True]
+
+
+def test_all_who_ask_a_resource_share_one_source() -> None:
+    database = rd.DatabaseResource(url=URL)
+    found: list[object] = []
+    threads = [threading.Thread(target=lambda: found.append(database.source())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert {id(one) for one in found} == {id(database.source())}
+    assert rd.DatabaseResource(url=URL).source() is not database.source()
