@@ -111,7 +111,7 @@ def check_unique(quality: Quality, schema: pa.Schema, *, subject: str) -> None:
     Raises:
         ConfigError: a column is not there, or its values are no single ones.
     """
-    for column in (c for names in quality.unique for c in names):
+    for column in (c for names in quality.keys for c in names):
         what = f"{subject}: quality.unique: {column!r}"
         kind = _type_of(column, schema, what)
         if not is_hashable(kind):
@@ -123,10 +123,14 @@ def count_findings(quality: Quality, rows: int) -> Iterator[Finding]:
     least, most = quality.row_count_min, quality.row_count_max
     if least is not None:
         yield Finding(
-            gate="row_count_min", expected=f"at least {least:,} rows", found=f"{rows:,}", passed=rows >= least
+            gate="row_count_min", expected=f"at least {_rows(least)}", found=f"{rows:,}", passed=rows >= least
         )
     if most is not None:
-        yield Finding(gate="row_count_max", expected=f"at most {most:,} rows", found=f"{rows:,}", passed=rows <= most)
+        yield Finding(gate="row_count_max", expected=f"at most {_rows(most)}", found=f"{rows:,}", passed=rows <= most)
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"
 
 
 def _type_of(column: str, schema: pa.Schema, what: str) -> pa.DataType:

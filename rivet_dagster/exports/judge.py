@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,7 +61,7 @@ class Judge:
         """
         check_unique(quality, schema, subject=subject)
         self.columns = tuple(column_gates(quality, schema, subject=subject))
-        self.keys: Mapping[tuple[str, ...], Keys] = {names: Keys() for names in quality.unique}
+        self.keys: Mapping[tuple[str, ...], Keys] = {names: Keys() for names in quality.keys}
         self.shown = tuple(key) if set(key) <= set(schema.names) else ()
         self.numbered = numbered and not self.shown
         self.lock = threading.Lock()
@@ -185,7 +186,7 @@ class _Reading:
 
 def _shown(value: Any) -> Any:
     """As JSON can say it."""
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     text = str(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WrapValidator, field_validator, model_validator
 
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.sizes import parse_size
 
 __all__ = ["Quality", "Value"]
 
-Value = bool | int | float | Decimal | datetime | date | time | str
-"""A value of a column, as Python or YAML has it."""
+
+def _as_written(value: Any, rest: Callable[[Any], Any]) -> Any:
+    # Whether a text is a date is for the column to say, not for JSON.
+    return value if isinstance(value, str) else rest(value)
+
+
+Value = Annotated[bool | int | float | Decimal | datetime | date | time | str, WrapValidator(_as_written)]
+"""A value of a column, as Python, YAML or JSON has it."""
 
 _GATES = ("row_count_min", "row_count_max", "null_ratio_max", "unique", "accepted_values", "min", "max")
 
@@ -43,7 +49,7 @@ class Quality(BaseModel):
         default_factory=dict,
         description='By column, which part of the rows may be NULL there, from 0 to 1, e.g. {"email": 0.05}.',
     )
-    unique: tuple[tuple[str, ...], ...] = Field(
+    unique: str | tuple[str | tuple[str, ...], ...] = Field(
         default=(),
         description='Columns whose values differ in every row, e.g. ["id", ["order_id", "line"]]: each on its own, or '
         "those of a list together.",
@@ -75,17 +81,14 @@ class Quality(BaseModel):
 
     @field_validator("unique", mode="before")
     @classmethod
-    def _keys(cls, value: Any) -> Any:
-        entries = [value] if isinstance(value, str) else value
-        if not isinstance(entries, Sequence):
-            return value
-        keys = [(entry,) if isinstance(entry, str) else entry for entry in entries]
-        for entry in keys:
-            named = isinstance(entry, Sequence) and all(isinstance(c, str) for c in entry)
-            if not named or not entry or len(set(entry)) < len(entry):
+    def _named(cls, value: Any) -> Any:
+        for entry in value if isinstance(value, list | tuple) else ():
+            names = [entry] if isinstance(entry, str) else entry
+            named = isinstance(names, list | tuple) and all(isinstance(c, str) for c in names)
+            if not named or not names or len(set(names)) < len(names):
                 msg = f'quality.unique: expected a column such as "id", or a list of different ones; found {entry!r}'
                 raise ConfigError(msg)
-        return [tuple(entry) for entry in keys]
+        return value
 
     @field_validator("accepted_values")
     @classmethod
@@ -113,6 +116,12 @@ class Quality(BaseModel):
             msg = f"quality: expected row_count_min to be at most row_count_max, found {least} and {most}"
             raise ConfigError(msg)
         return self
+
+    @property
+    def keys(self) -> tuple[tuple[str, ...], ...]:
+        """The columns of each entry of `unique`."""
+        entries = (self.unique,) if isinstance(self.unique, str) else self.unique
+        return tuple((entry,) if isinstance(entry, str) else entry for entry in entries)
 
     @property
     def memory(self) -> int | None:

@@ -180,7 +180,7 @@ def test_each_export_of_a_bundle_is_judged_on_its_own(instance, lake, shop, shop
     assert not (lake / "bills" / "_SUCCESS").exists()
     found = {e.asset_key.to_user_string(): e for e in evaluations(instance, result.run_id) if e.check_name == "quality"}
     assert {name: e.passed for name, e in found.items()} == {"orders": True, "bills": False}
-    assert plain(found["bills"].metadata)["rivet/examples"][0]["rows"] == [{"id": 1, "price": "-1.0"}]
+    assert plain(found["bills"].metadata)["rivet/examples"][0]["rows"] == [{"id": 1, "price": -1.0}]
     assert found["orders"].target_materialization_data is not None
 
     resources = {"exports_source": shop, "exports_destination": rd.LocalIOManager(path=str(lake))}
@@ -230,7 +230,7 @@ def test_a_range_of_partitions_fails_for_the_one_that_is_bad(instance, lake, sho
     (red,) = evaluations(instance, result.run_id)
     table = plain(red.metadata)["rivet/gate_table"]
     assert [(row["partition"], row["passed"]) for row in table] == [("de", True), ("fr", False)]
-    assert "fr: row_count_max: expected at most 1 rows, found 2" in red.description
+    assert "fr: row_count_max: expected at most 1 row, found 2" in red.description
     assert (lake / "visits" / "partition=de" / "_SUCCESS").exists()
     change(shop_file, "delete from visits where id = 3")
     good = run([visits], lake_of, instance, resources={"source": shop}, tags=tags)

@@ -126,7 +126,7 @@ def test_a_run_without_rows_is_judged_too() -> None:
     quality = {"null_ratio_max": {"id": 0}, "unique": ["id"], "min": {"id": 1}, "row_count_max": 0}
     assert not judged(quality, schema=SCHEMA).failed
     (failed,) = judged({**quality, "row_count_max": None, "row_count_min": 1}, schema=SCHEMA).failed
-    assert str(failed) == "row_count_min: expected at least 1 rows, found 0"
+    assert str(failed) == "row_count_min: expected at least 1 row, found 0"
 
 
 def test_examples_name_the_rows() -> None:
@@ -156,6 +156,18 @@ def test_the_message_says_all_that_failed() -> None:
         "(id=1, name='b'); unique of id: expected each key once, found 1 of 2 rows with a key that another one has "
         "(id=1); nothing was published: correct the rows, or the gate"
     )
+
+
+def test_it_can_be_written_in_yaml_and_an_editor_knows_how() -> None:
+    """What the schema says of `unique` is what is accepted, and what is dumped can be read back."""
+    said = rd.Quality.model_json_schema()["properties"]["unique"]["anyOf"]
+    assert said[0] == {"type": "string"}
+    assert [kind["type"] for kind in said[1]["items"]["anyOf"]] == ["string", "array"]
+    told = {"unique": ["id", ["a", "b"]], "min": {"d": "2026-01-31", "n": 1}, "accepted_values": {"s": ["x", 2, 0.5]}}
+    quality = rd.Quality.model_validate(told)
+    assert quality.keys == (("id",), ("a", "b"))
+    assert rd.Quality.model_validate_json(quality.model_dump_json()) == quality
+    assert rd.Quality(unique="id").keys == (("id",),)
 
 
 @pytest.mark.parametrize(
