@@ -187,13 +187,13 @@ def _as_definitions(value: Any, name: str, pointer: Pointer) -> dg.Definitions |
 
 def _why(error: BaseException) -> str:
     """The text of the user's or Dagster's own error, in a line, without secrets."""
-    texts = []
-    at: BaseException | None = error
-    while at is not None:
-        texts.append(str(at))
-        at = at.__cause__ or at.__context__
-    for text in texts:
+    chain = [error]
+    while below := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(below)
+    for text in map(str, chain):
         if _UNSET in text and "not set" in text:
             name = text.partition(f'{_UNSET} "')[2].partition('"')[0]
             return f"the environment variable {name} is not set; set it" if name else masked(text)
-    return f"{type(error).__name__}: {masked(' '.join(texts[0].split()))}"
+    # Dagster says where it was called, and what was raised there says why.
+    why = next((e for e in chain if not type(e).__module__.startswith("dagster")), error)
+    return f"{type(why).__name__}: {masked(' '.join(str(why).split()))}"

@@ -303,6 +303,15 @@ def test_what_cannot_be_carried_out_is_one_message(
 def test_what_the_users_own_code_raises_is_one_message_without_secrets(project: Project) -> None:
     project.file.write_text(f"raise RuntimeError('postgresql://me:{SECRET}@host/db?password={SECRET}')")
     assert "RuntimeError: postgresql://***@host/db?***" in said("plan", "-f", project.file, code=2).stderr
+    project.write('rd.Export(name="events", table="events")', url="'sqlite:///x.db'")
+    broken = f"def setup_for_execution(self, context): raise RuntimeError('password={SECRET}')"
+    text = project.file.read_text().replace("source=rd.Data", "source=Broken")
+    project.file.write_text(
+        f"import rivet_dagster as rd\nclass BrokenbaseResource(rd.DatabaseResource):\n    {broken}\n{text}"
+    )
+    (reach, *_) = told("doctor", "-f", project.file, code=1)["checks"]
+    assert reach["ok"] is False
+    assert "password=***" in reach["found"]
     document = told("validate", "ftp://host/x", code=1)
     assert document["error"].startswith("ftp://host/x: expected a path, or a URI that begins with file://")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 import rivet_dagster as rd
 from tests import rivet_cli
-from tests.faults.kit import FaultyStore, Killed, Trouble, is_part, litter
+from tests.faults.kit import FaultyStore, Killed, Trouble, is_head, is_part, litter
 from tests.orchestration.kit import faulty_local, lines, materialization, on_disk, plain, run, told
 
 EVENTS = rd.Export(name="events", table="events", mode=rd.Incremental(cursor_column="id"))
@@ -145,8 +146,9 @@ def test_nothing_is_done_unless_it_is_told_to(shop: Shop) -> None:
     assert any("removed 2 objects" in t for t in lines(shop.instance, result.run_id))
 
 
-def test_a_run_that_is_not_over_is_left_alone(shop: Shop) -> None:
-    """It has stopped at its second part, and is maintained there."""
+@pytest.mark.parametrize("at", [is_part, is_head])
+def test_a_run_that_is_not_over_is_left_alone(shop: Shop, at: Callable[[str], bool]) -> None:
+    """It has stopped before this write, and is maintained there."""
     shop.grow()
     shop.export()
     reached, go_on = threading.Event(), threading.Event()
@@ -154,7 +156,7 @@ def test_a_run_that_is_not_over_is_left_alone(shop: Shop) -> None:
     class Stops(rd.LocalIOManager):
         def open_destination(self, clients: Any) -> Any:
             def before(operation: str, key: str) -> None:
-                if operation == "write" and key.endswith("/manifest.json"):
+                if operation == "write" and at(key):
                     reached.set()
                     assert go_on.wait(60)
 
