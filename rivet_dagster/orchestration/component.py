@@ -21,6 +21,7 @@ from rivet_dagster.orchestration.component_blocks import (
 )
 from rivet_dagster.orchestration.component_fields import AssetFields, Cron, ExportEntry
 from rivet_dagster.orchestration.component_mistakes import Mistake, Origin, as_mistake, mistakes_of
+from rivet_dagster.orchestration.component_scaffold import ExportsScaffolder
 from rivet_dagster.orchestration.component_schema import FieldsOf, attributes_model
 from rivet_dagster.orchestration.component_templates import rendered
 from rivet_dagster.orchestration.definitions import Planned, export_definitions, spec_of
@@ -32,6 +33,7 @@ from rivet_dagster.orchestration.resources import DatabaseResource
 __all__ = ["ExportsComponent"]
 
 
+@dg.scaffold_with(ExportsScaffolder)
 class ExportsComponent(AssetFields, dg.Component):
     """Exports tables and queries of one database to Parquet or CSV at one destination.
 

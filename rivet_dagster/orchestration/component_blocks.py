@@ -36,7 +36,16 @@ from rivet_dagster.orchestration.resources import DatabaseResource
 from rivet_dagster.sources.connect import is_ours
 from rivet_dagster.sources.url import parse_url
 
-__all__ = ["Block", "Checked", "block_of", "database_blocks", "database_of", "destination_blocks", "destination_of"]
+__all__ = [
+    "Block",
+    "Checked",
+    "block_of",
+    "database_blocks",
+    "database_of",
+    "destination_block",
+    "destination_blocks",
+    "destination_of",
+]
 
 _T = TypeVar("_T")
 _SECRET = re.compile(r"(?i)(^|_)(key|token|secret|password)(_|$)")
@@ -82,7 +91,7 @@ class Block(BaseModel):
 
     resource: ClassVar[type[Any]]
     from_env: ClassVar[Mapping[str, str]]
-    required: ClassVar[frozenset[str]]
+    required: ClassVar[tuple[str, ...]]
 
     @model_validator(mode="after")
     def _each_once(self) -> Block:
@@ -113,7 +122,7 @@ def block_of(resource: Any) -> type[Block]:
     from_env: dict[str, str] = {}
     if issubclass(resource, ExportIOManager):
         fields["type"] = (Literal[resource.kind], Field(description="Which kind of destination it is."))
-    required = {name for name, field in resource.model_fields.items() if field.is_required()}
+    required = [name for name, field in resource.model_fields.items() if field.is_required()]
     for name, given in resource.model_fields.items():
         field = copy(given)
         field.description = field.description or f"As `{resource.__name__}` has it."
@@ -138,7 +147,7 @@ def block_of(resource: Any) -> type[Block]:
         __validators__={"_field_told": field_validator(*judged, mode="wrap")(_told)} if judged else {},
         **fields,
     )
-    block.resource, block.from_env, block.required = resource, from_env, frozenset(required)
+    block.resource, block.from_env, block.required = resource, from_env, tuple(required)
     return block
 
 
@@ -168,16 +177,28 @@ def destination_of(data: Any) -> ExportIOManager:
     if isinstance(data, ExportIOManager):
         return data
     kind = data.get("type") if isinstance(data, Mapping) else None
-    if not isinstance(kind, str) or kind not in IO_MANAGERS:
-        known = one_of([*IO_MANAGERS])
-        found = "nothing" if kind is None else repr(kind)
-        raise told(ConfigError(f"type: expected {known}, found {found}{did_you_mean(kind, [*IO_MANAGERS])}"))
-    return _resource_of(_io_manager(kind), data)
+    try:
+        destination_block(kind)
+    except ConfigError as e:
+        raise told(e) from None
+    return _resource_of(_io_manager(str(kind)), data)
 
 
 def database_blocks() -> tuple[type[Block], ...]:
     """The fields of a database."""
     return (block_of(DatabaseResource),)
+
+
+def destination_block(kind: Any) -> type[Block]:
+    """The fields of one kind of destination.
+
+    Raises:
+        ConfigError: there is no such kind; names those that there are.
+    """
+    if not isinstance(kind, str) or kind not in IO_MANAGERS:
+        known, found = [*IO_MANAGERS], "nothing" if kind is None else repr(kind)
+        raise ConfigError(f"type: expected {one_of(known)}, found {found}{did_you_mean(kind, known)}")
+    return block_of(_io_manager(kind))
 
 
 def destination_blocks() -> tuple[type[Block], ...]:
