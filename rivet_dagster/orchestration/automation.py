@@ -15,6 +15,7 @@ from rivet_dagster.layout import Prefix, asset_prefix
 from rivet_dagster.manifest import Manifest, marker_fingerprint
 from rivet_dagster.orchestration.failures import masked
 from rivet_dagster.orchestration.io_managers import ExportIOManager
+from rivet_dagster.orchestration.metadata import link
 from rivet_dagster.readback import look
 
 __all__ = ["build_delivery_sensor", "export_schedule"]
@@ -200,7 +201,7 @@ class _Delivery:
             metadata={
                 "rivet/run_id": self.manifest.run_id,
                 "rivet/checksum": self.fingerprint,
-                "rivet/manifest": dg.MetadataValue.url(self.uri),
+                "rivet/manifest": link(self.uri),
                 "dagster/row_count": self.manifest.row_count,
             },
             tags={"dagster/data_version": self.manifest.data_version or self.fingerprint},

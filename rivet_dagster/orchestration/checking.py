@@ -129,7 +129,7 @@ def _check(
     if verdict.superseded:
         context.log.warning("%s: %s", uri, "; ".join(verdict.notes))
     result = result_of(key, kind.name, verdict, uri=uri, recorded=bool(asked.recorded))
-    return result.with_metadata({**result.metadata, "rivet/duration_seconds": time.monotonic() - started})
+    return result.with_metadata({**result.metadata, "rivet/duration_seconds": round(time.monotonic() - started, 3)})
 
 
 def _object_destination(key: dg.AssetKey, io_manager: ExportIOManager) -> ObjectDestination:

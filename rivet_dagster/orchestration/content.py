@@ -22,7 +22,7 @@ from rivet_dagster.errors import ReadError
 from rivet_dagster.exports.columns import plain_schema
 from rivet_dagster.layout import Prefix
 from rivet_dagster.manifest import Column, Manifest, Part
-from rivet_dagster.orchestration.judgement import Findings
+from rivet_dagster.orchestration.judgement import Findings, unknown_objects
 from rivet_dagster.orchestration.part_file import PartFile
 from rivet_dagster.readback import Fault
 
@@ -58,12 +58,18 @@ def read_again(
             f"{len(delivery.without_digest)} parts have no digest in the manifest (the first: "
             f"{delivery.without_digest[0]}): their rows were decoded instead, which does not find every other byte"
         )
-    parts = len(manifest.parts)
+    parts, unknown = len(manifest.parts), unknown_objects(destination, prefix, manifest)
     return Findings(
         said=f"{parts} part{'' if parts == 1 else 's'} read again, bytes, rows and columns as recorded",
         faults=tuple(delivery.faults),
         notes=tuple(notes),
-        numbers={"rivet/rows": delivery.rows, "rivet/bytes_read": delivery.bytes_read},
+        unknown=unknown,
+        numbers={
+            "rivet/parts_checked": parts,
+            "rivet/unknown_objects": len(unknown),
+            "rivet/rows": delivery.rows,
+            "rivet/bytes_read": delivery.bytes_read,
+        },
     )
 
 

@@ -19,7 +19,7 @@ from rivet_dagster.orchestration.bundles import bundle_asset
 from rivet_dagster.orchestration.check_kinds import chosen
 from rivet_dagster.orchestration.checks import build_manifest_checks
 from rivet_dagster.orchestration.io_managers import ExportIOManager
-from rivet_dagster.orchestration.metadata import definition_metadata
+from rivet_dagster.orchestration.metadata import definition_metadata, promises_table
 from rivet_dagster.orchestration.partitions import check_partitions, is_ranged
 from rivet_dagster.orchestration.resources import DatabaseResource
 from rivet_dagster.sources.url import parse_url
@@ -132,7 +132,9 @@ class Planned:
 def spec_of(export: Export, options: AssetOptions, destination: ExportIOManager) -> dg.AssetSpec:
     """Describe the asset of an export."""
     kinds = {destination.kind} | (set() if export.format else {destination.format})
-    return describe(export, options, kinds=kinds)
+    spec = describe(export, options, kinds=kinds)
+    promised = promises_table(destination.kind, destination.capabilities)
+    return spec.replace_attributes(description=f"{spec.description}\n\n{promised}")
 
 
 def export_definitions(

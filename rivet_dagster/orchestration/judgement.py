@@ -11,7 +11,7 @@ from rivet_dagster.layout import MANIFEST, MARKER, Prefix, token_of
 from rivet_dagster.manifest import MAX_ANCESTORS, Dataset, Manifest, fingerprint, marker_fingerprint
 from rivet_dagster.readback import Fault, Sight, check_delivery, look, read_record
 
-__all__ = ["Findings", "Look", "Verdict", "by_listing", "judge"]
+__all__ = ["Findings", "Look", "Verdict", "by_listing", "judge", "unknown_objects"]
 
 _LOOKS = 3
 
@@ -24,6 +24,8 @@ class Findings:
         said: what was looked at, in a few words, for a delivery without faults.
         faults: what is wrong.
         warns: what is wrong, or noted, is to be looked at, and nothing has to be stopped for it.
+        unknown: paths of objects that no manifest and no attempt names, where it was looked for them; they are never
+            touched.
         notes: what a person should know and is no fault.
         numbers: what was counted, as metadata.
     """
@@ -31,6 +33,7 @@ class Findings:
     said: str
     faults: tuple[Fault, ...] = ()
     warns: bool = False
+    unknown: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     numbers: Mapping[str, float] = field(default_factory=dict)
 
@@ -41,9 +44,24 @@ Look = Callable[[ObjectDestination, Prefix, Manifest], Findings]
 
 def by_listing(destination: ObjectDestination, prefix: Prefix, manifest: Manifest) -> Findings:
     """Compare the parts with one listing and what the store says in it: no part is read."""
-    faults = check_delivery(destination, prefix, manifest)
-    parts = len(manifest.parts)
-    return Findings(said=f"{parts} part{'' if parts == 1 else 's'} checked", faults=faults)
+    parts, unknown = len(manifest.parts), unknown_objects(destination, prefix, manifest)
+    return Findings(
+        said=f"{parts} part{'' if parts == 1 else 's'} checked",
+        faults=check_delivery(destination, prefix, manifest),
+        unknown=unknown,
+        numbers={"rivet/parts_checked": parts, "rivet/unknown_objects": len(unknown)},
+    )
+
+
+def unknown_objects(destination: ObjectDestination, prefix: Prefix, manifest: Manifest) -> tuple[str, ...]:
+    """Paths of objects that neither a manifest nor any attempt names, in one listing."""
+    root = prefix.root
+    directories = (root, prefix.data)
+    paths = [m.key.removeprefix(root) for d in directories for m in destination.list(d)]
+    sides = {token for p in paths if (token := token_of(p)) and p == f"manifest-{token}.json"}
+    attempts = {manifest.run_id, *sides, *(a.run_id for a in manifest.ancestors)}
+    named = {MANIFEST, MARKER, *(p.path for p in manifest.parts)}
+    return tuple(sorted(p for p in paths if p not in named and token_of(p) not in attempts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +74,6 @@ class Verdict:
         faults: what is wrong; empty for a good delivery.
         successor: the attempt whose delivery is the head now, where that is another one.
         superseded: the successor replaced this delivery, so its parts may rightly be gone and were not looked at.
-        unknown: paths of objects that no manifest and no attempt names; they are never touched.
         notes: what a person should know and is no fault.
         found: of the way in which the delivery was looked at; `None` where it was not.
     """
@@ -66,7 +83,6 @@ class Verdict:
     faults: tuple[Fault, ...] = ()
     successor: str | None = None
     superseded: bool = False
-    unknown: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     found: Findings | None = None
 
@@ -74,6 +90,11 @@ class Verdict:
     def passed(self) -> bool:
         """Whether nothing is wrong; a superseded delivery is not wrong."""
         return not self.faults
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Paths of objects that no manifest and no attempt names; they are never touched."""
+        return self.found.unknown if self.found is not None else ()
 
     @property
     def warns(self) -> bool:
@@ -202,7 +223,6 @@ class _Case:
             manifest=manifest,
             fingerprint=its_fingerprint,
             faults=(*faults, *found.faults),
-            unknown=self._unknown(manifest),
             notes=found.notes,
             found=found,
         )
@@ -218,12 +238,3 @@ class _Case:
                 return False
             manifest = found.manifest
         return False
-
-    def _unknown(self, judged: Manifest) -> tuple[str, ...]:
-        root = self.prefix.root
-        directories = (root, self.prefix.data)
-        paths = [m.key.removeprefix(root) for d in directories for m in self.destination.list(d)]
-        sides = {token for p in paths if (token := token_of(p)) and p == f"manifest-{token}.json"}
-        attempts = {judged.run_id, *sides, *(a.run_id for a in judged.ancestors)}
-        named = {MANIFEST, MARKER, *(p.path for p in judged.parts)}
-        return tuple(sorted(p for p in paths if p not in named and token_of(p) not in attempts))

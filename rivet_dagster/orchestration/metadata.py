@@ -12,7 +12,15 @@ from rivet_dagster.contract import DestinationCapabilities
 from rivet_dagster.layout import MANIFEST
 from rivet_dagster.manifest import Column, Manifest, Part, fingerprint
 
-__all__ = ["SHOWN_PARTS", "combined_data_version", "definition_metadata", "materialization_metadata"]
+__all__ = [
+    "SHOWN_PARTS",
+    "combined_data_version",
+    "definition_metadata",
+    "link",
+    "materialization_metadata",
+    "promises_table",
+    "weakest",
+]
 
 SHOWN_PARTS = 50
 
@@ -86,6 +94,21 @@ def combined_data_version(receipts: Mapping[str, ExportReceipt]) -> str | None:
     return fingerprint(repr(versions).encode()) if versions else None
 
 
+def link(uri: str) -> dg.MetadataValue[str]:
+    """Where something is: to be opened where a browser can, else to be copied (it opens no `s3:`, and no `file:`)."""
+    opens = uri.startswith(("https://", "http://"))
+    found: dg.MetadataValue[str] = dg.MetadataValue.url(uri) if opens else dg.MetadataValue.path(uri)
+    return found
+
+
+def promises_table(kind: str, capabilities: DestinationCapabilities) -> str:
+    """What a destination promises, as it stands in the table of all of them; Markdown."""
+    said = {name.removeprefix("rivet/"): value for name, value in _promises(capabilities).items()}
+    cells = ["`" + (str(v).lower() if isinstance(v, bool) else v) + "`" for v in said.values()]
+    rows = (["destination", *said], ["---"] * (len(said) + 1), [kind, *cells])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def weakest(parts: Iterable[Part]) -> str:
     """The level of verification that holds for every part."""
     levels = {p.verification or "unknown" for p in parts}
@@ -103,7 +126,7 @@ def _promises(capabilities: DestinationCapabilities) -> dict[str, Any]:
 
 
 def _of_manifest(manifest: Manifest, receipt: ExportReceipt) -> dict[str, Any]:
-    said: dict[str, Any] = {"rivet/manifest": dg.MetadataValue.url(f"{receipt.uri.rstrip('/')}/{MANIFEST}")}
+    said: dict[str, Any] = {"rivet/manifest": link(f"{receipt.uri.rstrip('/')}/{MANIFEST}")}
     if manifest.content is not None and manifest.content.cursor is not None:
         said["rivet/cursor"] = dg.MetadataValue.json(dict(manifest.content.cursor))
     said["rivet/run_id"] = manifest.run_id

@@ -9,7 +9,7 @@ import dagster as dg
 
 from rivet_dagster.layout import MANIFEST
 from rivet_dagster.orchestration.judgement import Verdict
-from rivet_dagster.orchestration.metadata import weakest
+from rivet_dagster.orchestration.metadata import link, weakest
 from rivet_dagster.readback import Fault
 
 __all__ = ["result_of", "result_of_partitions"]
@@ -36,12 +36,10 @@ def result_of(key: dg.AssetKey, check: str, verdict: Verdict, *, uri: str, recor
             + ("; the manifest found here was judged" if judged else " and no manifest was found: materialize it")
         )
     said: dict[str, Any] = {
-        "rivet/parts_checked": len(parts),
         "rivet/faults": len(verdict.faults),
         "rivet/bytes": judged.size_bytes if judged else 0,
         "rivet/rows": judged.row_count if judged else 0,
-        "rivet/manifest": dg.MetadataValue.url(f"{uri.rstrip('/')}/{MANIFEST}"),
-        "rivet/unknown_objects": len(verdict.unknown),
+        "rivet/manifest": link(f"{uri.rstrip('/')}/{MANIFEST}"),
         **(verdict.found.numbers if verdict.found else {}),
     }
     if judged:

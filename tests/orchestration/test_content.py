@@ -104,7 +104,12 @@ def test_every_kind_of_damage_is_found_on_every_store(store: Harness) -> None:
     assert (verdict.passed, verdict.notes, verdict.unknown) == (True, (), ())
     size = sum(len(good[p]) for p in parts)
     assert verdict.found is not None
-    assert verdict.found.numbers == {"rivet/rows": ROWS, "rivet/bytes_read": size}
+    assert verdict.found.numbers == {
+        "rivet/parts_checked": len(parts),
+        "rivet/unknown_objects": 0,
+        "rivet/rows": ROWS,
+        "rivet/bytes_read": size,
+    }
 
     part, found = parts[1], {}
     damaged = {

@@ -313,3 +313,12 @@ def test_what_a_count_of_a_window_says_is_shown_on_the_asset():
     (asset,) = defs.assets
     (finding,) = asset.metadata_by_key[asset.key]["rivet/diagnostics"].value
     assert (finding["rule"], finding["level"]) == ("incremental-reconcile-mismatch", "Warning")
+
+
+@pytest.mark.parametrize("bundle", [False, True])
+def test_the_description_ends_in_what_the_destination_promises(bundle):
+    defs = _definitions([_orders()], rd.LocalIOManager(path="lake"), bundle=bundle)
+    (spec,) = next(iter(defs.assets)).specs
+    head, _, row = spec.description.rpartition("\n")
+    assert head.startswith("Exports the table `shop.orders`.\n\n| destination | commit_protocol |")
+    assert row == "| local | `Atomic` | `true` | `true` | `false` |"

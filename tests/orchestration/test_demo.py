@@ -100,9 +100,9 @@ def test_a_damaged_delivery_ends_in_1_and_names_the_part(
     main_module: ModuleType, demo: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Damage between commit and check: the check's own step finds it."""
-    from rivet_dagster.orchestration import checks
+    from rivet_dagster.orchestration import checking
 
-    judge = checks.judge
+    judge = checking.judge
 
     def damaged_first(destination, prefix, **recorded):  # type: ignore[no-untyped-def]
         if prefix.root == "customers/":
@@ -110,7 +110,7 @@ def test_a_damaged_delivery_ends_in_1_and_names_the_part(
             part.write_bytes(part.read_bytes()[:-1])
         return judge(destination, prefix, **recorded)
 
-    monkeypatch.setattr(checks, "judge", damaged_first)
+    monkeypatch.setattr(checking, "judge", damaged_first)
     assert main_module.main() == 1
     printed = capsys.readouterr()
     assert "NOT complete" in printed.out

@@ -117,7 +117,8 @@ def _kinds(verdict: Verdict) -> list[tuple[str, str]]:
 def test_a_good_delivery_passes_by_its_record_and_without_one(shelf: Shelf) -> None:
     m = shelf.deliver(1)
     for verdict in (shelf.judge(m), shelf.judge(None)):
-        found = Findings(said="2 parts checked")
+        numbers = {"rivet/parts_checked": 2, "rivet/unknown_objects": 0}
+        found = Findings(said="2 parts checked", numbers=numbers)
         assert verdict == Verdict(manifest=m, fingerprint=shelf.fingerprints[m.run_id], found=found)
 
 

@@ -13,7 +13,13 @@ import xxhash
 import rivet_dagster as rd
 from rivet_dagster.attempt import ExportReceipt
 from rivet_dagster.manifest import Column, Content, Dataset, Identity, Manifest, Part, Status
-from rivet_dagster.orchestration.metadata import SHOWN_PARTS, combined_data_version, materialization_metadata, weakest
+from rivet_dagster.orchestration.metadata import (
+    SHOWN_PARTS,
+    combined_data_version,
+    link,
+    materialization_metadata,
+    weakest,
+)
 from tests.orchestration.kit import materialization, plain, run
 
 
@@ -73,6 +79,8 @@ def test_every_key_is_there_and_equals_the_manifest_on_disk(instance, lake, shop
         dg.IntMetadataValue
     }
     assert isinstance(metadata["rivet/parts"], dg.TableMetadataValue)
+    # A browser opens no file of another machine: it is there to be copied.
+    assert isinstance(metadata["rivet/manifest"], dg.PathMetadataValue)
     assert isinstance(metadata["rivet/rows_per_second"], dg.FloatMetadataValue)
 
 
@@ -118,6 +126,13 @@ def test_only_the_first_parts_are_shown_and_the_weakest_level_of_all_counts():
     assert len(said["rivet/parts"]) == SHOWN_PARTS
     assert said["rivet/verification"] == "size"
     assert said["dagster/row_count"] == SHOWN_PARTS + 1
+
+
+def test_a_manifest_is_a_link_where_a_browser_can_open_it():
+    https = "https://account.blob.core.windows.net/lake/exports/orders/manifest.json"
+    assert link(https) == dg.MetadataValue.url(https)
+    for uri in ("s3://lake/orders/manifest.json", "gs://lake/orders/manifest.json", "file:///lake/manifest.json"):
+        assert link(uri) == dg.MetadataValue.path(uri)
 
 
 @pytest.mark.parametrize(
