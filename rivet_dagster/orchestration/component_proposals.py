@@ -115,8 +115,8 @@ def _incremental(source: Source, cursor: Cursor, size: str) -> tuple[dict[str, A
     column = str(cursor.term.column)
     mode: dict[str, Any] = {"kind": "incremental", "cursor_column": column}
     why = [
-        f"{size}: {column} ({cursor.type_name}) says when a row was changed, and rows are found by it without reading all",
-        "of them: each run reads what came since the last one; rows that are deleted are not noticed",
+        f"{size}: {column} ({cursor.type_name}) says when a row was changed, and rows are found by it without reading",
+        "all of them: each run reads what came since the last one; rows that are deleted are not noticed",
     ]
     if cursor.nullable:
         why.append(f"{column} may be NULL: such rows are left out, and counted; see nulls")

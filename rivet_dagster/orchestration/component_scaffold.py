@@ -7,15 +7,17 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import dagster as dg
 from pydantic import BaseModel, ConfigDict, Field
 
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.orchestration.component_blocks import Block, destination_block
-from rivet_dagster.orchestration.component_proposals import Proposal, proposals
 from rivet_dagster.orchestration.io_managers import IO_MANAGERS
+
+if TYPE_CHECKING:
+    from rivet_dagster.orchestration.component_proposals import Proposal
 
 __all__ = ["ExportsScaffolder", "ScaffoldParams"]
 
@@ -73,6 +75,9 @@ class ExportsScaffolder(dg.Scaffolder[ScaffoldParams]):
 
 
 def _document(type_name: str, params: ScaffoldParams) -> Iterator[str]:
+    # Drivers load only where a database is looked at.
+    from rivet_dagster.orchestration.component_proposals import proposals  # noqa: PLC0415
+
     env = params.source_env or "DATABASE_URL"
     found = proposals(_url_of(env), params.schema_name) if params.source_env else None
     yield f"type: {type_name}\nattributes:\n"

@@ -293,5 +293,5 @@ def test_stdout_with_a_cursor_is_told_but_loads(project: Project, caplog: pytest
         project.load()
     assert (
         "[Degraded] stdout-no-state: orders: a stream keeps no cursor: every run exports from the beginning and stores "
-        "nothing; choose a destination that keeps objects, or export with Full()"
+        "nothing; export with Full(), or choose a destination that keeps objects"
     ) in caplog.messages
