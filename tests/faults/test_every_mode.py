@@ -7,6 +7,7 @@ import dagster as dg
 import pytest
 
 import rivet_dagster as rd
+from tests.faults.lakes import S3_ALONE
 
 DAYS = dg.DailyPartitionsDefinition(start_date="2024-01-01", end_date="2024-01-03")
 MODES = {
@@ -83,3 +84,26 @@ def test_a_stream_has_the_rows_of_each_mode_that_it_can_take(shop, mode, capfd):
 def test_a_stream_refuses_what_it_cannot_take(shop, mode):
     with pytest.raises(rd.PlanRejected, match=f"stdout-no-{mode}"):
         definitions(shop, rd.StdoutIOManager(), mode)
+
+
+@pytest.mark.parametrize("lake", S3_ALONE, indirect=True)
+def test_what_was_added_to_is_compacted_and_tidied_at_a_store_too(lake, shop):
+    for last in (20, 30):
+        if last == 30:
+            add(shop, 20, 30)
+        materialize(lake, shop, "incremental")
+    rows, deliveries = lake.rows(), [k for k in lake.raw if "/data/" in k]
+    assert len(deliveries) == 2
+    defs = definitions(shop, lake.io_manager(), "incremental")
+    job = rd.build_maintenance_job(defs.assets)
+    told = {"ops": {"maintenance_step": {"config": {"dry_run": False, "compact": ["orders"]}}}}
+    maintained = dg.Definitions.merge(defs, dg.Definitions(jobs=[job])).resolve_job_def("maintenance")
+    done = maintained.execute_in_process(instance=lake.instance, run_config=told)
+    assert len([k for k in lake.raw if "/data/" in k]) == 1
+    assert (lake.rows(), lake.litter()) == (rows, [])
+    [event] = done.get_asset_observation_events()
+    said = event.asset_observation_data.asset_observation.metadata
+    assert said["rivet/removed_objects"].value == 4
+    add(shop, 30, 35)
+    materialize(lake, shop, "incremental")
+    assert [row["id"] for row in lake.rows()] == list(range(1, 35))

@@ -11,7 +11,9 @@ from typing import Any
 
 import dagster as dg
 import duckdb
+import pyarrow as pa
 import pytest
+import xxhash
 
 import rivet_dagster as rd
 from tests import rivet_cli
@@ -329,3 +331,27 @@ def test_what_cannot_be_maintained_is_refused_or_left_out(shop: Shop) -> None:
     result = defs.resolve_job_def("maintenance").execute_in_process(instance=shop.instance)
     assert result.success
     assert result.get_asset_observation_events() == []
+
+
+def test_each_partition_is_maintained_on_its_own(tmp_path: Path, forgetful: dg.DagsterInstance) -> None:
+    @dg.asset(partitions_def=dg.StaticPartitionsDefinition(["a", "b", "c"]))
+    def days(context) -> pa.Table:
+        return pa.table({"day": [context.partition_key]})
+
+    lake = tmp_path / "lake"
+    for key in ("a", "b"):
+        assert run([days], rd.LocalIOManager(path=str(lake)), forgetful, partition_key=key).success
+    before = on_disk(lake)
+    for key in ("b", "c"):
+        dead = faulty_local(lake, Trouble("dead-after", operation="write", key=is_part, error=Killed))
+        assert not run([days], dead, forgetful, partition_key=key).success
+    defs = dg.Definitions(
+        jobs=[rd.build_maintenance_job([days])], resources={"io_manager": rd.LocalIOManager(path=str(lake))}
+    )
+    told = {"ops": {"maintenance_step": {"config": FOR_REAL}}}
+    result = defs.resolve_job_def("maintenance").execute_in_process(instance=forgetful, run_config=told)
+    assert observed(result)["rivet/removed_objects"] == 4
+    assert {t.rsplit("-", 2)[1] for t in observed(result)["rivet/taken_over"]} == {
+        xxhash.xxh3_64_hexdigest(key.encode())[:8] for key in ("b", "c")
+    }
+    assert on_disk(lake) == before

@@ -13,9 +13,11 @@ from typing import Any
 import dagster as dg
 import pytest
 import xxhash
+from click.testing import CliRunner
 from dagster_aws.s3 import S3Resource
 
 import rivet_dagster as rd
+from rivet_dagster.cli import main
 from tests import rivet_cli
 from tests.orchestration.kit import plain
 from tests.servers import moto, postgres
@@ -165,3 +167,14 @@ def test_on_s3_and_by_a_cursor(servers: Any, database: Any, tmp_path: Path, inst
     client.put_object(Bucket="rivet-prefixes", Key=key, Body=bytes(body))
     found = check(database, io_manager, instance)
     assert faults(found["content"])[0] == ("checksum", key.removeprefix("lake/orders/"))
+
+
+def test_the_console_judges_them_too(written: dict[str, Path], tmp_path: Path) -> None:
+    for part_format, prefix in written.items():
+        done = CliRunner().invoke(main, ["validate", "--content", "--json", str(prefix)])
+        (found,) = json.loads(done.stdout)["datasets"]
+        assert (done.exit_code, found["ok"], found["rows"], found["written_by"]) == (0, True, ROWS, "another tool")
+        copy = tmp_path / part_format
+        shutil.copytree(prefix, copy)
+        next(copy.glob(f"*.{part_format}")).write_bytes(b"another")
+        assert CliRunner().invoke(main, ["validate", str(copy)]).exit_code == 1
