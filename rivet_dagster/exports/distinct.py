@@ -21,6 +21,8 @@ KEY_BYTES = 32
 
 _Words = npt.NDArray[np.uint64]
 Hashes = tuple[_Words, _Words]
+_Run = list[_Words]
+"""Two halves of sorted keys; once they are merged with others they are let go, though somebody may hold the list."""
 
 # Longer texts are digested one by one, instead of word by word for all rows at once.
 _LONG = 256
@@ -37,8 +39,8 @@ class Keys:
     """The keys of one gate. Not for several threads at a time."""
 
     def __init__(self) -> None:
-        self._open: defaultdict[object, list[Hashes]] = defaultdict(list)
-        self._settled: list[Hashes] = []
+        self._open: defaultdict[object, list[_Run]] = defaultdict(list)
+        self._settled: list[_Run] = []
 
     def add(self, reading: object, keys: Hashes, *, look: bool) -> npt.NDArray[np.bool_]:
         """Keep the keys of a batch.
@@ -52,7 +54,7 @@ class Keys:
             Which have come before, in this batch or an earlier one; none unless `look`.
         """
         order = np.argsort(keys[0], kind="stable")
-        ordered = keys[0][order], keys[1][order]
+        ordered = [keys[0][order], keys[1][order]]
         before = np.zeros(len(order), np.bool_)
         if look:
             before[order] = self._seen(ordered)
@@ -83,7 +85,7 @@ class Keys:
             one, other = self._settled.pop(), self._settled.pop()
             self._settled.append(_merged(one, other))
 
-    def _seen(self, keys: Hashes) -> npt.NDArray[np.bool_]:
+    def _seen(self, keys: _Run) -> npt.NDArray[np.bool_]:
         first, second = keys
         seen = np.zeros(len(first), np.bool_)
         seen[1:] = (first[1:] == first[:-1]) & (second[1:] == second[:-1])
@@ -118,7 +120,7 @@ def is_hashable(kind: pa.DataType) -> bool:
     return _is_bytes(kind) or pt.is_boolean(kind) or pt.is_decimal(kind) or _integer_of(kind) or pt.is_floating(kind)
 
 
-def _put(runs: list[Hashes], run: Hashes) -> None:
+def _put(runs: list[_Run], run: _Run) -> None:
     """Runs get shorter from one to the next, by half at least: each key is merged a few times only."""
     while runs and len(runs[-1][0]) < 2 * len(run[0]):
         run = _merged(runs.pop(), run)
@@ -126,13 +128,21 @@ def _put(runs: list[Hashes], run: Hashes) -> None:
         runs.append(run)
 
 
-def _merged(one: Hashes, other: Hashes) -> Hashes:
+def _merged(one: _Run, other: _Run) -> _Run:
     more, less = (one, other) if len(one[0]) >= len(other[0]) else (other, one)
     at = np.searchsorted(more[0], less[0], side="right")
-    return np.insert(more[0], at, less[0]), np.insert(more[1], at, less[1])
+    at += np.arange(len(at))
+    rest = np.ones(len(more[0]) + len(at), np.bool_)
+    rest[at] = False
+    merged = []
+    for half in range(2):
+        merged.append(np.empty(len(rest), np.uint64))
+        merged[half][at], merged[half][rest] = less[half], more[half]
+        less[half] = more[half] = merged[half][:0].copy()
+    return merged
 
 
-def _repeats(run: Hashes) -> int:
+def _repeats(run: _Run) -> int:
     tied = np.zeros(len(run[0]), np.bool_)
     same = run[0][1:] == run[0][:-1]
     tied[1:] |= same
@@ -143,7 +153,7 @@ def _repeats(run: Hashes) -> int:
     return int(np.count_nonzero((first[1:] == first[:-1]) & (second[1:] == second[:-1])))
 
 
-def _count(run: Hashes, key: tuple[int, int]) -> int:
+def _count(run: _Run, key: tuple[int, int]) -> int:
     low, high = (int(np.searchsorted(run[0], np.uint64(key[0]), side)) for side in ("left", "right"))
     return int(np.count_nonzero(run[1][low:high] == np.uint64(key[1])))
 

@@ -249,19 +249,22 @@ class TestMemory:
         judge.gate()
 
     def test_arrays_take_no_more_than_that(self) -> None:
-        """Measured where numpy allocates, as of a merge of the largest arrays."""
+        """Measured where numpy allocates, also while the largest arrays are merged."""
         import tracemalloc
 
-        keys, many = distinct.Keys(), 2**17
+        keys, batch, batches = distinct.Keys(), 2**12, 96
         tracemalloc.start()
-        for seed in range(2):
-            words = np.random.default_rng(seed).integers(0, 2**63, (2, many), np.int64).view(np.uint64)
-            keys.add("one", (words[0], words[1]), look=True)
-            del words
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        # Of the batch itself there are a few copies, which does not grow with the run.
-        assert peak < 2 * many * distinct.KEY_BYTES + many * 64
+        try:
+            for seed in range(batches):
+                words = np.random.default_rng(seed).integers(0, 2**63, (2, batch), np.int64).view(np.uint64)
+                keys.add("one", (words[0], words[1]), look=True)
+            keys.settle("one")
+            assert keys.repeated() == 0
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        # Of the batch itself there are a few copies, which do not grow with the run.
+        assert peak < batches * batch * distinct.KEY_BYTES + batch * 100
 
 
 def _breaks(batches: list[pa.RecordBatch]) -> Any:
