@@ -18,8 +18,11 @@ from dagster_aws.s3 import S3Resource
 import rivet_dagster as rd
 from tests.harnesses import s3
 from tests.orchestration.kit import events, failure, lines, on_disk, plain, run
+from tests.orchestration.projects import Project, project
 from tests.servers import postgres
 from tests.sources.databases import Postgres
+
+__all__ = ["project"]
 
 QUALITY = rd.Quality(unique="id", min={"price": 0}, null_ratio_max={"note": 0.02}, row_count_min=1)
 ORDERS = rd.Export(name="orders", table="orders", quality=QUALITY)
@@ -245,6 +248,32 @@ def test_a_stream_fails_though_its_rows_have_left(instance, shop, capfd):
     assert not result.success
     assert '"note 100"' in capfd.readouterr().out
     assert status(instance) == ["FAILED"]
+
+
+@pytest.mark.filterwarnings("ignore:Parameter `execution_type`")
+def test_gates_can_be_written_in_yaml(project: Project, shop_file, lake, instance):
+    change(shop_file, "alter table orders add column day date", "update orders set day = '2026-01-31'")
+    text = f"""
+        source: {{url: "sqlite:///{shop_file}"}}
+        destination: {{type: local, path: {lake}}}
+        exports:
+          - name: orders
+            table: orders
+            on_schema_drift: fail
+            quality:
+              unique: [id, [note, price]]
+              null_ratio_max: {{note: 0.01}}
+              accepted_values: {{day: [2026-01-31, "2026-02-01"]}}
+              min: {{price: 0, day: 2026-01-31}}
+              unique_memory: null
+    """
+    project.write(text)
+    result = project.load().resolve_job_def("lake").execute_in_process(instance=instance)
+    (green,) = [e for e in result.get_asset_check_evaluations() if e.check_name == "quality"]
+    assert (green.passed, green.description) == (True, "6 gates passed")
+    project.write(text.replace("0.01}", "1.01}"))
+    with pytest.raises(Exception, match=r"quality\.null_ratio_max\.note: expected a number from 0 to 1, found 1\.01"):
+        project.load()
 
 
 class TestPostgresToS3:
