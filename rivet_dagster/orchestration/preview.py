@@ -103,11 +103,14 @@ def preview(
         for dataset in datasets:
             planned = _Plan(dataset, opened, instance=instance, log=log)
             shown = planned.made(partition)
-            shown.diagnostics += [
+            now = [
                 {"level": d.level.value, "rule": d.rule, "message": d.message, "remedy": d.remedy}
                 for d in found
                 if dataset.name in d.subject.split(", ")
             ]
+            # Some of them only whoever defined it could know.
+            then = getattr(dataset.metadata.get("rivet/diagnostics"), "value", ())
+            shown.diagnostics += [*now, *(d for d in then if d["rule"] not in {x["rule"] for x in now})]
             yield shown
 
 
@@ -127,6 +130,8 @@ def _findings(location: CodeLocation, datasets: Sequence[Dataset], opened: Opene
                     uri=io_manager.uri(prefix) or prefix.root,
                     max_retries=location.retries(dataset.key),
                     mode=export.mode if export is not None else Full(),
+                    quality=export.quality if export is not None else None,
+                    on_schema_drift=export.on_schema_drift if export is not None else None,
                 )
             )
         except RivetError:

@@ -129,12 +129,15 @@ def test_nothing_is_done_unless_it_is_told_to(shop: Shop) -> None:
     shop.grow()
     shop.export()
     dead = shop.dies()
+    (shop.lake / "events" / "stray.txt").write_text("mine")
     before = on_disk(shop.lake)
     result = shop.maintain()
     assert result.success
     assert on_disk(shop.lake) == before
     would = observed(result)
     assert would["rivet/dry_run"] is True
+    assert would["rivet/unknown_objects"] == 1
+    assert "left alone: events/stray.txt" in would["rivet/notes"][-1]
     assert would["rivet/removed_objects"] == len(would["rivet/removed"]) == 2
     assert all(dead in r["path"] for r in would["rivet/removed"])
     assert [t[: len(dead)] for t in would["rivet/taken_over"]] == [dead]
