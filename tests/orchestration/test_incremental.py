@@ -195,6 +195,20 @@ def test_a_dataset_of_another_tool_is_refused(shop: Shop) -> None:
     assert said(shop.export(run_config=ANEW))["dagster/row_count"] == 2
 
 
+@pytest.mark.parametrize("mode", [EVENTS.mode, rd.Full()], ids=["incremental", "full"])
+def test_a_prefix_that_another_export_has_taken_is_refused_whatever_is_asked(shop: Shop, mode: Any) -> None:
+    """`of/events` in one directory is where `events` of another one would be."""
+    source = {"source": rd.DatabaseResource(url=f"sqlite:///{shop.file}")}
+    other = rd.build_export_asset(EVENTS, key_prefix="of")
+    assert run([other], rd.LocalIOManager(path=str(shop.lake)), shop.instance, resources=source).success
+    export = rd.Export(name="events", table="events", mode=mode)
+    for more in ({}, {"run_config": ANEW}):
+        inside = rd.LocalIOManager(path=str(shop.lake / "of"))
+        refused(
+            shop, r"a dataset of export 'events', found one of 'of/events'", export=export, io_manager=inside, **more
+        )
+
+
 def test_a_snapshot_of_the_same_export_is_not_added_to(shop: Shop) -> None:
     shop.export(rd.Export(name="events", table="events"))
     refused(shop, r"cursor_column is 'id', there it is None.*full_refresh")
