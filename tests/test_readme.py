@@ -119,7 +119,7 @@ def test_an_incremental_dataset_is_read_whole_and_begins_anew_when_it_is_told_to
         "io_manager": rd.LocalIOManager(path=str(tmp_path / "lake")),
         "source": rd.DatabaseResource(url=f"sqlite:///{tmp_path / 'shop.db'}"),
     }
-    (told,) = (yaml.safe_load(b) for b in _blocks("yaml")[1:])
+    (told,) = (yaml.safe_load(b) for b in _blocks("yaml") if "full_refresh" in b)
     with dg.DagsterInstance.ephemeral() as instance:
         for key, config, rows, deliveries in ((1, None, [1], 1), (2, None, [1, 2], 2), (3, told, [1, 2, 3], 1)):
             with sqlite3.connect(tmp_path / "shop.db") as database:
