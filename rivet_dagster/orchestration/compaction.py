@@ -152,10 +152,7 @@ class _Rewriting:
     def _batches(self) -> Iterator[pa.RecordBatch]:
         for manifest in self._chain.deliveries:
             self._verify(manifest)
-            columns = self._head.content.columns if self._head.content else ()
-            delivered = Delivered(
-                destination=self._destination, prefix=self._prefix, manifest=manifest, columns=columns
-            )
+            delivered = Delivered(destination=self._destination, prefix=self._prefix, manifest=manifest)
             try:
                 scanner = dataset_of([delivered]).scanner(
                     batch_size=_BATCH_ROWS, batch_readahead=1, fragment_readahead=1, use_threads=False

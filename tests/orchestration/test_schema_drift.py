@@ -186,6 +186,25 @@ def test_what_is_added_to_may_get_columns_that_are_null_before(orders: Orders, f
     assert found == [(103, 2, 15)]
 
 
+@pytest.mark.parametrize("fmt", ["parquet", "csv"])
+def test_a_new_column_may_stand_anywhere(orders: Orders, fmt: Any) -> None:
+    """The rows of all deliveries come under the columns of the newest one, in its order."""
+    orders.done(mode=ADDING, format=fmt)
+    orders.sql(
+        "alter table orders rename to before",
+        "create table orders (id integer primary key, more integer, note text, price real not null)",
+        "insert into orders select id, null, note, price from before union all select 101, 7, 'n', 1.5",
+    )
+    orders.done(mode=ADDING, format=fmt, on_schema_drift="allow")
+    for annotation in (pa.Table, ds.Dataset):
+        table = orders.loaded(annotation)
+        assert table.schema.names == ["id", "more", "note", "price"]
+        assert table.sort_by("id").slice(99).to_pylist() == [
+            {"id": 100, "more": None, "note": "note 100", "price": 25.0},
+            {"id": 101, "more": 7, "note": "n", "price": 1.5},
+        ]
+
+
 def test_an_empty_dataset_may_grow_too(orders: Orders) -> None:
     orders.sql("delete from orders")
     orders.done(mode=ADDING)
