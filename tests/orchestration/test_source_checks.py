@@ -185,7 +185,7 @@ class TestRowCount:
             "create view orders as select i as id from generate_series(1, 2000000000) as i where i < 0",
         )
         shop.resources["source"] = rd.DatabaseResource(url=database.url, statement_timeout="200ms")
-        result = shop.run(asset, *rd.build_manifest_checks(asset, checks=("manifest", "row_count")), check=True)
+        result = shop.run(asset, *rd.build_manifest_checks(asset, checks=("row_count", "manifest")), check=True)
         # The other check of the step has its verdict all the same.
         assert [(e.check_name, e.passed) for e in result.get_asset_check_evaluations()] == [("manifest", True)]
         (failed,) = (e for e in result.all_events if e.is_step_failure)

@@ -201,6 +201,8 @@ def test_any_url_counts_tables_and_queries(tmp_path: Path) -> None:
         source.count(Query(sql="select * from nowhere", casts={}))
 
 
+# A thread that waits for a statement without an end holds up whoever raises in the main one.
+@pytest.mark.timeout(60, method="thread")
 def test_an_interruption_stops_the_statement(database: Database) -> None:
     source = connect(database.url)
     assert isinstance(source, CountingSource)
