@@ -46,8 +46,10 @@ _BOUNDS = {
     "less_than_equal": ("le", "{} or less"),
     "less_than": ("lt", "less than {}"),
 }
+# Whatever field it was put into by mistake.
+_PASSWORD = re.compile(r"://[^\s/@:]*:[^\s/@]*@")
 # A message of our own may begin with where it is from, which the path says as well.
-_PREFIX = re.compile(r"(?:export '[^']*': )?(?:(?:\w+\()?(?P<field>\w+)(?:=…\))?: )?(?=\S)")
+_PREFIX = re.compile(r"(?:export '[^']*': )?(?:(?:\w+\()?(?P<field>\w[\w.]*)(?:=…\))?: )?(?=\S)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,7 @@ class Origin:
         text = mistake.text
         for became, written in self.rendered.items():
             text = text.replace(became, written)
+        text = _PASSWORD.sub("://***@", text)
         file, line = self._position(mistake)
         return ": ".join(filter(None, [f"{file}:{line}" if file else "", shown_path(mistake.path), text]))
 
@@ -131,17 +134,24 @@ def mistakes_of(error: ValidationError, model: type[BaseModel], data: Any) -> li
 
 def as_mistake(path: Path, text: str, data: Any) -> Mistake:
     """A mistake at a path, or at the field below it that the text begins with."""
-    here = _value(data, path)
     matched = _PREFIX.match(text)
-    rest = text[matched.end() :] if matched else text
-    named = matched["field"] if matched else None
-    if named is not None and isinstance(here, Mapping) and named in here:
-        return Mistake(path=(*path, named), text=rest)
-    if named is None:
+    if matched is None:
+        return Mistake(path=path, text=text)
+    rest = text[matched.end() :]
+    if matched["field"] is None:
         first = re.match(r"\w+", rest)
+        here = _value(data, path)
         below = first is not None and isinstance(here, Mapping) and first[0] in here
         return Mistake(path=(*path, first[0]) if first is not None and below else path, text=rest)
-    return Mistake(path=path, text=rest if path and named == path[-1] else text)
+    named = matched["field"].split(".")
+    steps = named[1:] if path and named[0] == path[-1] else named
+    inside = steps != named
+    for step in steps:
+        here = _value(data, path)
+        if not isinstance(here, Mapping) or step not in here:
+            break
+        path, inside = (*path, step), True
+    return Mistake(path=path, text=rest if inside else text)
 
 
 def _found(error: ValidationError, model: type[BaseModel], data: Any, prefix: Path) -> Iterator[_Found]:
@@ -214,6 +224,10 @@ def _text(same: Sequence[_Found], data: Any) -> str:
             text = f"{name}: expected {one_of(known)}, found {tag!r}{did_you_mean(tag, known)}"
         case "union_tag_not_found":
             text = f"expected the field {context['discriminator']} to say which one it is, found none"
+        case "too_short":
+            text = "expected at least one, found none"
+        case "is_instance_of":
+            text = f"expected a mapping of its fields, or a template that gives a {context['class']}, {found}"
         case kind if kind in _BOUNDS:
             bound, words = _BOUNDS[kind]
             text = f"expected {words.format(context[bound])}, {found}"
@@ -262,4 +276,6 @@ def _value(data: Any, path: Path) -> Any:
 def _shown_value(value: Any) -> str:
     if value is None:
         return "nothing"
-    return "a mapping" if isinstance(value, Mapping) else "a list" if isinstance(value, list) else repr(value)
+    if isinstance(value, str | int | float):
+        return repr(value)
+    return "a mapping" if isinstance(value, Mapping) else "a list" if isinstance(value, list) else type(value).__name__

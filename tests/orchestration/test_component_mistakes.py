@@ -233,6 +233,21 @@ CASES = {
         {"checks": "[manifest, contents]"},
         "7: checks[1]: expected manifest, content, row_count or schema, found 'contents'; did you mean content?",
     ),
+    "a gate that cannot be": (
+        {"exports": "\n  - name: orders\n    table: orders\n    quality:\n      null_ratio_max: {id: 5}"},
+        "9: exports[0].quality.null_ratio_max.id: expected a number from 0 to 1, found 5",
+    ),
+    "nothing to export": (
+        {"exports": "[]"},
+        "5: exports: expected at least one, found none",
+    ),
+    "a template of another kind": (
+        {"partitions_def": '"{{ dg.AutomationCondition.eager() }}"'},
+        (
+            "7: partitions_def: expected a mapping of its fields, or a template that gives a PartitionsDefinition, "
+            "found AndAutomationCondition"
+        ),
+    ),
     "a setting of another database": (
         {"source": "{url: 'sqlite:///shop.db', statement_timeout: 5s}"},
         "3: source.statement_timeout: for postgresql://, mysql:// and mariadb:// only, found sqlite://; remove it",
@@ -269,7 +284,7 @@ def test_what_came_from_the_environment_is_not_shown(project: Project, monkeypat
     monkeypatch.setenv("SIZE", "hunter3")
     path = _written(
         project,
-        source='{url: "{{ env.DATABASE_URL }}"}',
+        source='{url: "{{ env.DATABASE_URL }}", lock_timeout: "mysql://me:hunter4@host/shop"}',
         exports='\n  - {name: orders, table: orders, max_file_size: "{{ env.SIZE }}"}',
     )
     told = "\n".join(mistakes(project, path))
