@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from typing import Any, NoReturn, TypeVar
 
@@ -36,10 +36,23 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog="Exit codes: 0 well, 1 not, 2 usage.")
 def main() -> None:
     """Look at the exports of your Dagster definitions, and at what lies where they went."""
-    # What a code location has to say while it loads is said by Dagster's own commands.
-    logging.getLogger("rivet_dagster").addHandler(logging.NullHandler())
-    logging.getLogger("rivet_dagster").propagate = False
-    warnings.simplefilter("ignore")
+    click.get_current_context().with_resource(_quiet())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What a code location has to say while it loads is said by Dagster's own commands."""
+    ours, silence = logging.getLogger("rivet_dagster"), logging.NullHandler()
+    propagated = ours.propagate
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours.addHandler(silence)
+        ours.propagate = False
+        try:
+            yield
+        finally:
+            ours.removeHandler(silence)
+            ours.propagate = propagated
 
 
 def _definitions(command: _F) -> _F:

@@ -6,6 +6,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,13 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    return Project(tmp_path)
+    # What a process of its own would forget.
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield Project(tmp_path)
+    for name in ("defs", "shop_project", "shop_project.definitions"):
+        sys.modules.pop(name, None)
 
 
 def test_the_doctor_looks_at_all_and_leaves_nothing(project: Project) -> None:
@@ -194,6 +199,19 @@ def test_a_plan_says_what_a_run_would_do_and_does_nothing(project: Project, monk
     lost = told("plan", "-f", project.file, "events", code=1)["exports"][0]
     assert head["run_id"] in lost["error"]
     assert "the destination has lost it" in lost["error"]
+
+
+def test_a_plan_of_partitions_is_of_the_newest_unless_one_is_named(project: Project) -> None:
+    project.write('rd.Export(name="events", table="events", partition_by="note")')
+    text = project.file.read_text().replace(
+        "name='lake'", "name='lake', partitions_def=dg.StaticPartitionsDefinition(['a', 'b'])"
+    )
+    project.file.write_text(text)
+    (newest,) = told("plan", "-f", project.file)["exports"]
+    assert (newest["partition"], newest["window"]["high"]) == ("b", "b")
+    assert newest["destination"].endswith("/events/partition%3Db/")
+    (named,) = told("plan", "-f", project.file, "--partition", "a")["exports"]
+    assert named["partition"] == "a"
 
 
 def test_a_plan_carries_every_finding(project: Project) -> None:
