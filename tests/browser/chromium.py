@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven by playwright."""
+"""Debian's Chromium, driven by playwright, for a look at Dagster's UI."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tests.servers import Unavailable
-from tests.servers.stores import TEST_EXTRA
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -32,8 +31,9 @@ def chromium() -> Iterator[Browser]:
     found = shutil.which("chromium")
     if found is None:
         raise Unavailable("no Chromium was found", "apt-get install -y chromium")
-    if importlib.util.find_spec("playwright") is None:
-        raise Unavailable("playwright is not installed", TEST_EXTRA)
+    for package, extra in (("playwright", "test"), ("dagster_webserver", "ui")):
+        if importlib.util.find_spec(package) is None:
+            raise Unavailable(f"{package} is not installed", f"python -m pip install -e '.[{extra}]'")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

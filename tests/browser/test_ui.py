@@ -24,6 +24,12 @@ PATIENCE_MS = 60_000
 
 
 @pytest.fixture
+def browser():
+    with require(chromium) as found:
+        yield found
+
+
+@pytest.fixture
 def demo(tmp_path, monkeypatch):
     """The demo's directory, with one delivery of each of its exports; and all that `dagster dev` needs."""
     monkeypatch.setenv("RIVET_DEMO_DIR", str(tmp_path / "demo"))
@@ -54,13 +60,12 @@ def site(demo, tmp_path):
 
 
 @pytest.fixture
-def page(site):
-    with require(chromium) as browser:
-        opened = browser.new_page(base_url=site, viewport={"width": 1500, "height": 1100})
-        opened.set_default_timeout(PATIENCE_MS)
-        welcome = opened.get_by_text("Skip", exact=True)
-        opened.add_locator_handler(welcome, welcome.click)
-        yield opened
+def page(browser, site):
+    opened = browser.new_page(base_url=site, viewport={"width": 1500, "height": 1100})
+    opened.set_default_timeout(PATIENCE_MS)
+    welcome = opened.get_by_text("Skip", exact=True)
+    opened.add_locator_handler(welcome, welcome.click)
+    return opened
 
 
 @pytest.fixture
@@ -92,7 +97,7 @@ def test_somebody_exports_looks_checks_and_cancels(demo, page, shot):
     assert marker != earlier
 
     page.goto("/assets/orders?view=events")
-    page.get_by_text(marker).wait_for()
+    page.get_by_text(marker).first.wait_for()
     for shown in ("14000", listed(orders)[0].stem[-5:], (orders / "manifest.json").as_uri()):
         assert page.get_by_text(shown).first.is_visible(), shown
     shot("materialization")
