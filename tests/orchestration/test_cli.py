@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 import rivet_dagster as rd
 from rivet_dagster.cli import main
+from rivet_dagster.orchestration.validation import opened_at
 from tests.harnesses import s3
 from tests.orchestration.kit import on_disk
 from tests.servers import postgres
@@ -275,6 +276,19 @@ def test_validate_reaches_a_store_with_and_without_definitions(
     objects = [o["Key"] for o in client.list_objects_v2(Bucket="operations")["Contents"]]
     assert all(by_check(told("doctor", "-f", project.file)).values())
     assert [o["Key"] for o in client.list_objects_v2(Bucket="operations")["Contents"]] == objects
+
+
+@pytest.mark.parametrize(
+    ("where", "place"),
+    [
+        ("abfss://lake@acc.dfs.core.windows.net/a/b", ("https://acc.blob.core.windows.net", "lake", "a/b/")),
+        ("https://acc.blob.core.windows.net/lake/a/manifest.json", ("https://acc.blob.core.windows.net", "lake", "a/")),
+        ("https://acc.blob.core.windows.net/lake", ("https://acc.blob.core.windows.net", "lake", "")),
+    ],
+)
+def test_a_container_is_found_by_what_tools_of_azure_call_it(where: str, place: tuple[str, ...]) -> None:
+    with opened_at(where, None) as (destination, prefix):
+        assert (destination._blobs.primary_endpoint.rpartition("/")[0], destination._container, prefix.root) == place
 
 
 def test_definitions_are_found_where_dagster_finds_them(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
