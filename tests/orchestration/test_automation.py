@@ -176,14 +176,18 @@ def test_a_sensor_fires_once_for_each_delivery_of_each_prefix(kept, lake):
 
 
 def test_what_is_not_committed_is_no_delivery(kept, lake):
+    """A head whose marker is not there yet, or still names the delivery before."""
     before = deliver(lake, "orders", 1)
     marker = (lake / "orders" / "_SUCCESS").read_bytes()
+    [record] = (lake / "orders").glob("manifest-*.json")
+    old = record.read_bytes()
     after = deliver(lake, "orders", 2)
     watch = Watch(lake, kept, "orders")
     (lake / "orders" / "_SUCCESS").unlink()
     assert watch.fired() == []
-    watch.cursor = json.dumps({"orders/": before})
+    record.write_bytes(old)
     (lake / "orders" / "_SUCCESS").write_bytes(marker)
+    assert watch.fired() == [before]
     assert watch.fired() == []
     (lake / "orders" / "_SUCCESS").write_text(f"{after}\n")
     assert watch.fired() == [after]
@@ -215,6 +219,33 @@ def test_a_delivery_is_observed_where_its_asset_is_made_elsewhere(kept, lake):
     head = json.loads((lake / "orders" / "manifest.json").read_bytes())
     assert seen.tags["dagster/data_version"] == head["data_version"]
     assert watch.tick().asset_events == []
+
+
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning", "ignore:Property `OpDefinition.version`:DeprecationWarning")
+def test_what_depends_on_an_observed_asset_runs_by_itself(kept, lake):
+    """By an automation condition, without a target: what the sensor records is all that it needs."""
+
+    @dg.observable_source_asset
+    def orders() -> None: ...
+
+    @dg.asset(deps=[orders], automation_condition=dg.AutomationCondition.eager())
+    def follower() -> None: ...
+
+    definitions = dg.Definitions(assets=[orders, follower])
+    assert dg.materialize([orders, follower], instance=kept, selection=[follower]).success
+    watch = Watch(lake, kept, dg.AssetKey("orders"), target=None, observe=True)
+    cursor, asked = None, []
+    for ids in ([1], [], [2]):
+        if ids:
+            deliver(lake, "orders", *ids)
+        for event in watch.tick().asset_events:
+            kept.report_runless_asset_event(event)
+        selected = dg.AssetSelection.assets(follower)
+        found = dg.evaluate_automation_conditions(definitions, kept, selected, cursor=cursor)
+        asked.append(found.total_requested)
+        cursor = found.cursor
+    # At the first evaluation there is nothing that a delivery could be newer than.
+    assert asked == [0, 0, 1]
 
 
 class Unasked(rd.LocalIOManager):
