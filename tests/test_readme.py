@@ -524,6 +524,12 @@ def _resolve(dotted: str) -> Any:
     raise AssertionError(dotted)
 
 
+def test_the_images_are_there_and_small() -> None:
+    images = re.findall(r"!\[.+?\]\((.+?)\)", README)
+    assert images
+    assert all(0 < (ROOT / image).stat().st_size < 200_000 for image in images)
+
+
 def test_every_path_and_public_name_in_the_text_exists() -> None:
     text = _section("Architecture in one page") + _section("Settings") + _section("Verification")
     for name in set(re.findall(r"`(\w+\.py|\w+/)`", text)):
