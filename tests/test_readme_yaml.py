@@ -88,3 +88,8 @@ def test_the_exports_of_all_tables_are_proposed(project: Path, environment: dict
     assert (said["destination"]["type"], said["exports"]) == ("s3", [{"name": "orders", "table": "main.orders"}])
     assert "no statistics say how many rows: every run exports all of them" in written
     assert len(COMMANDS) == 3
+
+
+def test_the_component_is_found(project: Path, environment: dict[str, str]) -> None:
+    listed = _run("dg list components --package rivet_dagster --json", project, environment)
+    assert '"key": "rivet_dagster.ExportsComponent"' in listed

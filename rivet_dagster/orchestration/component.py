@@ -110,7 +110,7 @@ class ExportsComponent(AssetFields, dg.Component):
         planned = [Planned(export=e.export, options=e.options(self), spec=self.get_asset_spec(e)) for e in self.exports]
         if mistakes := [*self._contradictions(planned)]:
             raise self._origin.tell(mistakes)
-        name = self.name or _name_of(context, {e.name for e in self.exports})
+        name = self.name or _name_of(context, {"__".join(p.spec.key.path) for p in planned})
         try:
             return export_definitions(
                 planned,
@@ -174,11 +174,12 @@ def _name_of(context: dg.ComponentLoadContext, taken: Iterable[str]) -> str:
     """A name for what a component makes, of its path below the folder of all definitions; another for every path."""
     path = context.path.relative_to(context.defs_module_path)
     instance = getattr(context.component_loc, "instance_key", None)
-    segments = [*path.with_suffix("").parts, *([] if instance in {None, 0} else [str(instance)])]
-    name = "__".join(re.sub(r"\W", "_", segment, flags=re.ASCII) for segment in segments)
-    plain = instance in {None, 0} and all(re.fullmatch(r"[A-Za-z0-9]+(_[A-Za-z0-9]+)*", s) for s in path.parts)
+    first = instance in {None, 0}
+    segments = [part.removesuffix(".py") for part in path.parts] + ([] if first else [str(instance)])
+    name = "__".join(re.sub(r"\W", "_", segment, flags=re.ASCII) for segment in segments) or "exports"
+    plain = first and all(re.fullmatch(r"[A-Za-z0-9]+(_[A-Za-z0-9]+)*", part) for part in path.parts)
     # Dagster wants a job and a step to be named differently.
-    if plain and name and name not in taken:
+    if plain and name not in taken:
         return name
     return f"{name}_{xxhash.xxh3_64_hexdigest(f'{path.as_posix()}[{instance}]'.encode())[:8]}"
 

@@ -296,6 +296,7 @@ def test_it_is_made_in_python_as_well():
         rd.Export(name="items", table="items", mode=rd.Chunked()),
     ]
     assert {type(e.export) for e in component.exports} == {rd.Export}
+    assert names(dg.component_defs(component=component))["jobs"] == {"exports"}
 
 
 def _every_field(schema: Any, path: str = "") -> Any:
