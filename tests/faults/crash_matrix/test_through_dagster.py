@@ -78,6 +78,9 @@ class Shop:
     def delivered_by(self, case: Case) -> set[str]:
         return {m["dagster"]["run_id"] for m in followed(on_disk(self.lake), case.root) or ()}
 
+    def parts_of(self, result: dg.JobExecutionResult, case: Case) -> list[str]:
+        return [name for name in on_disk(self.lake) if name.startswith(f"{case.root}data/part-{result.run_id}")]
+
     def left_over(self, case: Case) -> list[str]:
         return [n for n in litter(on_disk(self.lake), case.root) if "_symlink_format_manifest" not in n]
 
@@ -100,6 +103,8 @@ def test_steps_that_end_at_every_failpoint_are_made_good_by_the_next_run(home, b
         committed = case.retried or case.point in COMMITTED
         assert shop.dataset(case) == (shop.rows(case) if committed else old[case]), case.name
         assert (ended_in[case].run_id in shop.delivered_by(case)) == committed, case.name
+        if blow is TERM and case.point in UNSENT and not case.retried:
+            assert shop.parts_of(ended_in[case], case) == [], f"{case.name} takes back what it wrote"
     recorded = {case.key for case in cases if case.retried}
     assert {e.asset_key for r in (first, second) for e in r.get_asset_materialization_events()} == recorded
     assert [ends(home, r) for r in (first, second)] == [(16, 0), (2, 0)] if blow is KILL else [(2, 14), (0, 2)]
