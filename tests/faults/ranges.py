@@ -67,7 +67,9 @@ def export_table(
 
     def plan(head: Any) -> Any:
         output = resolve_output(export=wanted)
-        planned = plan_export(wanted, export_name="orders", source=connect(url), output=output, head=head, log=LOG)
+        planned = plan_export(
+            wanted, export_name="orders", source=connect(url), output=output, head=head and head.manifest, log=LOG
+        )
         planned.gates = gates
         return planned
 
