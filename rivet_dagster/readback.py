@@ -7,7 +7,7 @@ head's `ancestors`, never by walking side records, since superseded ones are gon
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -24,7 +24,7 @@ __all__ = [
     "Fault",
     "Record",
     "Sight",
-    "check_delivery",
+    "check_listed",
     "check_parts",
     "deliveries",
     "look",
@@ -243,11 +243,11 @@ def check_parts(destination: ObjectDestination, prefix: Prefix, parts: Iterable[
     return tuple(f for p in parts if (f := _fault(p, destination.head(prefix.at(p.path)))))
 
 
-def check_delivery(destination: ObjectDestination, prefix: Prefix, manifest: Manifest) -> tuple[Fault, ...]:
-    """Compare a delivery's parts with one listing: what a check reports."""
-    directories = sorted({prefix.at(p.path).rpartition("/")[0] + "/" for p in manifest.parts})
+def check_listed(destination: ObjectDestination, prefix: Prefix, parts: Sequence[Part]) -> tuple[Fault, ...]:
+    """Compare parts with one listing: what a check reports."""
+    directories = sorted({prefix.at(p.path).rpartition("/")[0] + "/" for p in parts})
     listed: Mapping[str, ObjectMeta] = {m.key: m for d in directories for m in destination.list(d.lstrip("/"))}
-    return tuple(f for p in manifest.parts if (f := _fault(p, listed.get(prefix.at(p.path)))))
+    return tuple(f for p in parts if (f := _fault(p, listed.get(prefix.at(p.path)))))
 
 
 def _fault(part: Part, meta: ObjectMeta | None) -> Fault | None:

@@ -12,7 +12,7 @@ import dagster as dg
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.orchestration.io_managers import ExportIOManager
-from rivet_dagster.orchestration.judgement import Look, by_listing
+from rivet_dagster.orchestration.judgement import Look, all_by_listing
 from rivet_dagster.orchestration.resources import DatabaseResource
 from rivet_dagster.orchestration.schema_change import compare_columns
 
@@ -106,9 +106,10 @@ def _schema(asked: Asked) -> Look:
 _ALL = (
     Kind(
         name="manifest",
-        description="Marker, manifest and a listing of the parts are what the latest materialization recorded. Parts "
-        "are looked at by size and the store's checksum, not by content; see the check `content`.",
-        look=lambda _asked: by_listing,
+        description="Marker, manifest and a listing of the parts are what the latest materialization recorded, and so "
+        "are the deliveries that it adds to. Parts are looked at by size and the store's checksum, not by content; see "
+        "the check `content`.",
+        look=lambda _asked: all_by_listing,
     ),
     Kind(
         name="content",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rivet_dagster.contract import ObjectDestination
 from rivet_dagster.errors import ReadError
 from rivet_dagster.layout import MANIFEST, MARKER, Prefix, token_of
 from rivet_dagster.manifest import MAX_ANCESTORS, Dataset, Manifest, fingerprint, marker_fingerprint
-from rivet_dagster.readback import Fault, Sight, check_delivery, look, read_record
+from rivet_dagster.readback import Fault, Sight, check_listed, deliveries, look, read_record
 
-__all__ = ["Findings", "Look", "Verdict", "by_listing", "judge", "unknown_objects"]
+__all__ = ["Findings", "Look", "Verdict", "all_by_listing", "by_listing", "judge", "unknown_objects"]
 
 _LOOKS = 3
 
@@ -44,12 +44,30 @@ Look = Callable[[ObjectDestination, Prefix, Manifest], Findings]
 
 def by_listing(destination: ObjectDestination, prefix: Prefix, manifest: Manifest) -> Findings:
     """Compare the parts with one listing and what the store says in it: no part is read."""
-    parts, unknown = len(manifest.parts), unknown_objects(destination, prefix, manifest)
+    return _listed(destination, prefix, [manifest])
+
+
+def all_by_listing(destination: ObjectDestination, prefix: Prefix, manifest: Manifest) -> Findings:
+    """As `by_listing`, with the deliveries that this one adds to: a dataset is no more whole than its oldest part."""
+    broken: list[Fault] = []
+    try:
+        chain = deliveries(destination, prefix, manifest)
+    except ReadError as e:
+        broken = [Fault(path=MANIFEST, kind="manifest", expected="the deliveries that it adds to", found=str(e))]
+        chain = (manifest,)
+    found = _listed(destination, prefix, chain)
+    return replace(found, faults=(*found.faults, *broken))
+
+
+def _listed(destination: ObjectDestination, prefix: Prefix, chain: Sequence[Manifest]) -> Findings:
+    parts = [part for manifest in chain for part in manifest.parts]
+    unknown = unknown_objects(destination, prefix, chain[-1])
+    of = f" of {len(chain)} deliveries" if len(chain) > 1 else ""
     return Findings(
-        said=f"{parts} part{'' if parts == 1 else 's'} checked",
-        faults=check_delivery(destination, prefix, manifest),
+        said=f"{len(parts)} part{'' if len(parts) == 1 else 's'}{of} checked",
+        faults=check_listed(destination, prefix, parts),
         unknown=unknown,
-        numbers={"rivet/parts_checked": parts, "rivet/unknown_objects": len(unknown)},
+        numbers={"rivet/parts_checked": len(parts), "rivet/unknown_objects": len(unknown)},
     )
 
 

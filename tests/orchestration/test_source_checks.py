@@ -248,3 +248,43 @@ class TestSchema:
         with dg.DagsterInstance.ephemeral() as new:
             shop.instance = new
             assert not shop.check(asset, "schema").passed
+
+
+class TestEarlierDeliveries:
+    """An incremental dataset is no more whole than its oldest part."""
+
+    @pytest.fixture
+    def parts(self, shop: Shop, tmp_path: Path) -> list[Path]:
+        """Of two deliveries, the older first."""
+        self.asset = orders(mode=rd.Incremental(cursor_column="id", settle="none"))
+        self.shop, self.lake, found = shop, tmp_path / "lake" / "orders", []
+        for more in ((), ("insert into orders values (4, 'fr')",)):
+            shop.sql(*more)
+            shop.export(self.asset)
+            found.append(next(p for p in (self.lake / "data").iterdir() if p not in found))
+        assert shop.check(self.asset, "manifest").passed
+        return found
+
+    def test_a_part_of_them_that_is_gone_or_cut_is_a_fault(self, parts: list[Path]) -> None:
+        whole = parts[0].read_bytes()
+        parts[0].write_bytes(whole[:-1])
+        cut = self.shop.check(self.asset, "manifest")
+        parts[0].unlink()
+        gone = self.shop.check(self.asset, "manifest")
+        parts[0].write_bytes(whole)
+        good = self.shop.check(self.asset, "manifest")
+        assert [found.passed for found in (cut, gone, good)] == [False, False, True]
+        faults = [fault for found in (cut, gone) for fault in plain(found.metadata)["rivet/fault_table"]]
+        assert [(fault["path"], fault["kind"]) for fault in faults] == [
+            (f"data/{parts[0].name}", "size"),
+            (f"data/{parts[0].name}", "missing"),
+        ]
+        assert good.metadata["rivet/parts_checked"].value == 2
+
+    def test_one_whose_manifest_is_gone_is_a_fault(self, parts: list[Path]) -> None:
+        (older,) = [p for p in self.lake.glob("manifest-*.json") if p.name[9:-5] in parts[0].name]
+        older.unlink()
+        found = self.shop.check(self.asset, "manifest")
+        assert not found.passed
+        (fault,) = plain(found.metadata)["rivet/fault_table"]
+        assert (fault["path"], fault["expected"]) == ("manifest.json", "the deliveries that it adds to")
