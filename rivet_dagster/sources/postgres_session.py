@@ -29,6 +29,21 @@ _SETTINGS = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
 }
+# TRUNCATE, what rewrites a table, and a table that was made anew under its name leave nothing to a snapshot from before
+# their commit: not the old rows, and not the new ones. A catalog that is read by SELECT is the snapshot's, functions
+# know the newest. Of tables with children, one that is new may be another child, which takes no row away.
+_REPLACED = """
+WITH read AS (
+    SELECT l.relation AS oid, c.oid IS NULL AS is_new, c.relkind, c.relhassubclass, c.relfilenode
+    FROM pg_locks l LEFT JOIN pg_class c ON c.oid = l.relation
+    WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.mode = 'AccessShareLock' AND l.granted
+)
+SELECT DISTINCT oid::regclass::text AS name FROM read
+WHERE relkind IN ('r', 'm') AND relfilenode <> 0 AND relfilenode IS DISTINCT FROM pg_relation_filenode(oid)
+      OR is_new AND pg_get_indexdef(oid) IS NULL AND NOT EXISTS (SELECT FROM read WHERE relhassubclass)
+ORDER BY 1
+"""
+_RENEWALS = 3
 _BATCH_BYTES = "adbc.postgresql.batch_size_hint_bytes"
 # Larger batches cost memory and are no faster.
 _ENOUGH_BYTES = 2**20
@@ -67,6 +82,7 @@ class PostgresSession:
         self._statement: AdbcStatement | None = None
         self._reader: Any = None
         self._connection: AdbcConnection | None = None
+        self._snapshot = snapshot
         self._local = {**_SETTINGS, **_timeouts(database.settings), **(local or {})}
         with self._translated():
             self._connection = database.connect()
@@ -112,7 +128,40 @@ class PostgresSession:
             ) from None
 
     def describe(self, sql: str) -> pa.Schema:
-        """The result of a statement as the server and the driver describe it, without running it."""
+        """The result of a statement as the server and the driver describe it, without running it.
+
+        That locks what it reads. A snapshot of its own is taken anew where something was replaced before the lock.
+
+        Raises:
+            SourceError: the server refused; transient where something was replaced.
+        """
+        described = self._describe(sql)
+        for _ in range(_RENEWALS if self._snapshot is None else 0):
+            if not self._replaced():
+                return described
+            self.end()
+            self.begin()
+            described = self._describe(sql)
+        self.check_unreplaced()
+        return described
+
+    def check_unreplaced(self) -> None:
+        """Refuse what was read, before the transaction ends, where this snapshot cannot see the rows of a table.
+
+        Raises:
+            SourceError: transient, something was replaced between the snapshot and the lock.
+        """
+        if replaced := self._replaced():
+            raise SourceError(
+                f"postgresql database {self._of.name!r}, {self._what}: {', '.join(replaced)} was truncated, rewritten "
+                "or replaced when reading began, and has no rows that this snapshot can see; run again",
+                transient=True,
+            )
+
+    def _replaced(self) -> list[str]:
+        return [row["name"] for row in self.rows(_REPLACED)]
+
+    def _describe(self, sql: str) -> pa.Schema:
         with self._translated(), self._prepared(sql) as statement:
             return pa.schema(statement.execute_schema())
 
@@ -140,9 +189,10 @@ class PostgresSession:
                 except StopIteration:
                     break
             yield batch
+        self._end_statement()
+        self.check_unreplaced()
         # So that a pooler may keep the server connection. Everything has been read: a failure changes nothing.
         with contextlib.suppress(SourceError):
-            self._end_statement()
             self._run("COMMIT")
 
     def cancel(self) -> None:

@@ -94,6 +94,7 @@ class PostgresSource:
         with contextlib.closing(self._session(query)) as session:
             text = count_sql(_within(session, query, query_text(query, most=2, fold=True)))
             found = counted(lambda: session.rows(text)[0]["n"], cancel=session.cancel)
+            session.check_unreplaced()
             session.end()
             return found
 
