@@ -103,8 +103,12 @@ def _mode(source: Source, query: Query, table: ListedTable) -> tuple[dict[str, A
     if cursor is not None:
         return _incremental(source, cursor, size)
     if rows is not None and rows >= BIG_ROWS and isinstance(source, SplittableSource):
-        keys = source.keys(query)
-        if keys:
+        with source.snapshot("snapshot") as snapshot:
+            stored = snapshot.storage_key(query) is not None
+        if stored:
+            said = f"{size}: read in ranges of the blocks that hold its rows, which needs no key, by short statements"
+            return {"kind": "chunked"}, [said, *hint]
+        if keys := source.keys(query):
             by = ", ".join(keys[0].columns)
             return {"kind": "chunked"}, [f"{size}: read in ranges of {by}, which is unique, by short statements", *hint]
         return {}, [f"{size}: without a key it is read by one long statement; a primary key would divide it", *hint]
