@@ -121,7 +121,7 @@ def plan(exports: Sequence[str], *, partition: str | None, as_json: bool, **wher
 @click.option("--content", is_flag=True, help="Read every part again, instead of asking for sizes and checksums.")
 @click.argument("prefix")
 def validate_(prefix: str, *, content: bool, as_json: bool, **where: str | None) -> None:
-    """Judge the dataset at PREFIX, or all those below it, by marker, manifest and parts.
+    """Judge the dataset at PREFIX, and all those below it, by marker, manifest and parts.
 
     PREFIX is a path, s3://bucket/…, gs://bucket/…, abfss://container@account/…, https://account/container/…, or what an
     IO manager of the definitions calls it. Definitions are optional: with them, theirs is the client.

@@ -22,6 +22,8 @@ from rivet_dagster.readback import Fault, deliveries
 __all__ = ["Validated", "opened_at", "validate"]
 
 _DEPTH = 8
+# A dataset's own directories, whose names no asset and no partition has.
+_OWN = {"data", "_quarantine", "_symlink_format_manifest"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,7 @@ def opened_at(where: str, location: CodeLocation | None) -> Iterator[tuple[Objec
 
 
 def validate(destination: ObjectDestination, prefix: Prefix, *, look_at: Look = by_listing) -> Iterator[Validated]:
-    """Judge the dataset at a prefix; where there is none, all those below it.
+    """Judge the dataset at a prefix, and all those below it: one does not stand for what lies beneath.
 
     Args:
         destination: where.
@@ -102,10 +104,11 @@ def validate(destination: ObjectDestination, prefix: Prefix, *, look_at: Look = 
 
 
 def _datasets(destination: ObjectDestination, prefix: Prefix, *, depth: int) -> Iterator[Prefix]:
-    if destination.head(prefix.manifest) is not None or destination.head(prefix.marker) is not None:
+    found = destination.head(prefix.manifest) is not None or destination.head(prefix.marker) is not None
+    if found:
         yield prefix
-    elif depth:
-        for name in sorted(destination.directories(prefix.root)):
+    if depth:
+        for name in sorted(set(destination.directories(prefix.root)) - (_OWN if found else set())):
             yield from _datasets(destination, Prefix(f"{prefix.root}{name}/"), depth=depth - 1)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
@@ -18,7 +19,7 @@ import rivet_dagster as rd
 from rivet_dagster.cli import main
 from rivet_dagster.orchestration.validation import opened_at
 from tests.harnesses import s3
-from tests.orchestration.kit import on_disk
+from tests.orchestration.kit import on_disk, run
 from tests.servers import postgres
 from tests.sources.databases import Postgres
 
@@ -250,6 +251,25 @@ def test_validate_finds_what_is_wrong(project: Project) -> None:
     assert f"{oldest.name}: missing: expected" in shown
     (nothing,) = told("validate", project.root / "nowhere", code=1)["datasets"]
     assert nothing["faults"][0]["kind"] == "manifest"
+
+
+def test_a_dataset_does_not_hide_those_below_it(tmp_path: Path) -> None:
+    @dg.asset
+    def shop() -> pa.Table:
+        return pa.table({"day": [1]})
+
+    @dg.asset(key_prefix="shop", partitions_def=dg.StaticPartitionsDefinition(["a"]))
+    def orders() -> pa.Table:
+        return pa.table({"day": [1]})
+
+    lake = tmp_path / "lake"
+    with dg.DagsterInstance.ephemeral() as instance:
+        for asset, key in ((shop, None), (orders, "a")):
+            assert run([asset], rd.LocalIOManager(path=str(lake)), instance, partition_key=key).success
+    assert len(told("validate", lake)["datasets"]) == 2
+    next((lake / "shop" / "orders" / "partition=a" / "data").iterdir()).unlink()
+    for where in (lake, lake / "shop"):
+        assert [d["ok"] for d in told("validate", where, code=1)["datasets"]] == [True, False]
 
 
 def test_validate_reaches_a_store_with_and_without_definitions(
