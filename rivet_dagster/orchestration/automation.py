@@ -117,7 +117,7 @@ def build_delivery_sensor(
         name: of the sensor.
         io_manager_key: of the destination, a resource of the code location.
         target: what is run for a delivery, a job or a selection of assets, as `dg.sensor` takes it; each run has the
-            fingerprint as its run key, and tags that say which delivery it is for.
+            prefix and fingerprint as its run key, and tags that say which delivery it is for.
         observe: record an observation of each key of an asset among the prefixes, with the delivery's data version,
             for assets that are made elsewhere.
         minimum_interval_seconds: between two ticks.
@@ -193,7 +193,8 @@ class _Delivery:
 
     def run_request(self) -> dg.RunRequest:
         said = {"rivet/manifest": self.uri, "rivet/checksum": self.fingerprint, "rivet/run_id": self.manifest.run_id}
-        return dg.RunRequest(run_key=self.fingerprint, tags=said)
+        # A copy at another prefix is another delivery, and Dagster drops a key that it has seen.
+        return dg.RunRequest(run_key=f"{self.watched.prefix.root}{self.fingerprint}", tags=said)
 
     def observation(self, key: dg.AssetKey) -> dg.AssetObservation:
         return dg.AssetObservation(

@@ -52,8 +52,10 @@ def tick(definitions: dg.Definitions, instance: dg.DagsterInstance) -> Any:
     repository = definitions.get_repository_def()
     (schedule,) = repository.schedule_defs
     at = datetime(2026, 1, 2, 2, tzinfo=timezone.utc)
-    context = dg.build_schedule_context(instance=instance, scheduled_execution_time=at, repository_def=repository)
-    return schedule.evaluate_tick(context)
+    with dg.build_schedule_context(
+        instance=instance, scheduled_execution_time=at, repository_def=repository
+    ) as context:
+        return schedule.evaluate_tick(context)
 
 
 def begun(instance: dg.DagsterInstance, definitions: dg.Definitions) -> str:
@@ -143,10 +145,10 @@ class Watch:
         return found
 
     def fired(self) -> list[str]:
-        """The run keys of a tick; it says why where there are none."""
+        """The fingerprints of a tick; it says why where there are none."""
         found = self.tick()
         assert bool(found.run_requests) != bool(found.skip_message)
-        return [request.run_key for request in found.run_requests]
+        return [request.tags["rivet/checksum"] for request in found.run_requests]
 
 
 def deliver(lake: Path, name: str, *ids: int) -> str:
@@ -165,14 +167,22 @@ def test_a_sensor_fires_once_for_each_delivery_of_each_prefix(kept, lake):
     both = [deliver(lake, "shop/orders", 2), deliver(lake, "shop/items", 1)]
     deliver(lake, "shop/others", 1)
     found = watch.tick()
-    assert [request.run_key for request in found.run_requests] == both
+    assert [request.tags["rivet/checksum"] for request in found.run_requests] == both
     for request, name in zip(found.run_requests, ("orders", "items"), strict=True):
         head = lake / "shop" / name / "manifest.json"
         assert request.tags["rivet/manifest"] == head.as_uri()
         assert request.tags["rivet/run_id"] == json.loads(head.read_bytes())["run_id"]
-        assert request.tags["rivet/checksum"] == request.run_key
+        assert request.run_key == f"shop/{name}/{request.tags['rivet/checksum']}"
     assert watch.fired() == []
     assert json.loads(watch.cursor) == {"shop/orders/": both[0], "shop/items/": both[1]}
+
+
+def test_a_copy_at_another_prefix_is_another_delivery(kept, lake):
+    watch = Watch(lake, kept, "orders", "copy")
+    marker = deliver(lake, "orders", 1)
+    shutil.copytree(lake / "orders", lake / "copy")
+    found = watch.tick()
+    assert {request.run_key for request in found.run_requests} == {f"orders/{marker}", f"copy/{marker}"}
 
 
 def test_what_is_not_committed_is_no_delivery(kept, lake):

@@ -252,8 +252,10 @@ def _defs(site, lake, partitions_def, *, by=BY_TIME):
 def asked_for(defs, instance, moment):
     repository = defs.get_repository_def()
     at = datetime.fromisoformat(moment).replace(tzinfo=timezone.utc)
-    context = dg.build_schedule_context(instance=instance, scheduled_execution_time=at, repository_def=repository)
-    tick = repository.get_schedule_def("site_schedule").evaluate_tick(context)
+    with dg.build_schedule_context(
+        instance=instance, scheduled_execution_time=at, repository_def=repository
+    ) as context:
+        tick = repository.get_schedule_def("site_schedule").evaluate_tick(context)
     return [request.partition_key for request in tick.run_requests]
 
 
