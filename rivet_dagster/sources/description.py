@@ -24,11 +24,13 @@ __all__ = [
     "schema_of",
     "selected",
     "split_name",
+    "table_text",
     "what_is_read",
 ]
 
 _DECIMAL128_DIGITS, _DECIMAL256_DIGITS = 38, 76
 _NAME_PART = re.compile(r'"(?:[^"]|"")+"|[^\W\d][\w$]*')
+_ALL_OF = "SELECT * FROM "
 _TYPE_NAME = re.compile(r"[A-Za-z_][\w .]*(\(\s*\d+\s*(,\s*-?\d+\s*)?\))?[\w ]*(\[\])*")
 
 
@@ -95,11 +97,16 @@ def query_text(query: Query, *, most: int, fold: bool) -> str:
         if not _TYPE_NAME.fullmatch(type_name.strip()):
             raise ConfigError(f"column {column!r}: cast to {type_name!r}: the name of a type was expected")
     if query.table is not None:
-        return "SELECT * FROM " + ".".join(map(quoted, split_name(query.table, most=most, fold=fold)))
+        return _ALL_OF + ".".join(map(quoted, split_name(query.table, most=most, fold=fold)))
     text = re.sub(r"[\s;]+$", "", query.sql or "").strip()
     if not text:
         raise ConfigError("the query is empty: one select statement was expected")
     return text
+
+
+def table_text(query: Query, *, most: int, fold: bool) -> str:
+    """The quoted name of a query's table, as its select statement has it; `query_text` says what it raises."""
+    return query_text(query, most=most, fold=fold).removeprefix(_ALL_OF)
 
 
 def positions(width: int) -> list[str]:

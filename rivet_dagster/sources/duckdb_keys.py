@@ -16,7 +16,7 @@ from typing import Any
 
 from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.rows import Key, KeyRange, Query
-from rivet_dagster.sources.description import query_text, quoted, split_name, what_is_read
+from rivet_dagster.sources.description import quoted, split_name, table_text, what_is_read
 from rivet_dagster.sources.ranges import (
     KeyColumn,
     Relation,
@@ -193,7 +193,7 @@ def boundaries(query: Query, relation: Relation, key: Key, *, rows: int, run: Ro
     names = [f"r.{quoted(column.name)}" for column in columns]
     sent = [f"{_sent(column, name)} AS k{i}" for i, (column, name) in enumerate(zip(columns, names, strict=True))]
     order = ", ".join(f"{name} ASC" for name in names)
-    table = query_text(query, most=3, fold=False).removeprefix("SELECT * FROM ")
+    table = table_text(query, most=3, fold=False)
     condition = range_condition(relation, divided(query, key), alias="r")
     some = f"{table} AS r{f' WHERE {condition}' if condition else ''}"
     numbered = f"SELECT {', '.join(sent)}, row_number() OVER (ORDER BY {order}) - 1 AS n FROM {some}"

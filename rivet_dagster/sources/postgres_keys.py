@@ -16,7 +16,7 @@ from typing import Any
 
 from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.rows import Key, KeyRange, Query
-from rivet_dagster.sources.description import query_text, quoted, what_is_read
+from rivet_dagster.sources.description import quoted, table_text, what_is_read
 from rivet_dagster.sources.ranges import (
     KeyColumn,
     Relation,
@@ -108,7 +108,7 @@ def relation_of(query: Query, rows: Rows) -> Relation:
     """
     if query.table is None:
         raise no_catalog(query)
-    name = text_literal(query_text(query, most=2, fold=True).removeprefix("SELECT * FROM "))
+    name = text_literal(table_text(query, most=2, fold=True))
     columns = rows(_COLUMNS.format(relation=name))
     if not columns:
         raise SourceError(f"{what_is_read(query)}: there is no such table; check schema and name")
@@ -233,7 +233,7 @@ def boundaries(query: Query, relation: Relation, key: Key, *, rows: int, run: Ro
         f"{_SENT.get(column.type_name, '{0}').format(name)} AS k{i}"
         for i, (column, name) in enumerate(zip(columns, names, strict=True))
     )
-    table = query_text(query, most=2, fold=True).removeprefix("SELECT * FROM ")
+    table = table_text(query, most=2, fold=True)
     inside = divided(query, key)
     last = inside.low
     while True:

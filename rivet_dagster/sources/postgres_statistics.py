@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rivet_dagster.rows import Query
-from rivet_dagster.sources.description import query_text
+from rivet_dagster.sources.description import table_text
 from rivet_dagster.sources.postgres_keys import Rows, text_literal
 
 __all__ = ["estimated_rows", "sample_clause"]
@@ -44,5 +44,5 @@ def sample_clause(query: Query, rows: Rows) -> str:
 
 
 def _sizes(query: Query, rows: Rows) -> dict[str, Any]:
-    name = text_literal(query_text(query, most=2, fold=True).removeprefix("SELECT * FROM "))
+    name = text_literal(table_text(query, most=2, fold=True))
     return rows(_SIZES.format(relation=name))[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rivet_dagster.rows import Key, KeyRange, Query
-from rivet_dagster.sources.description import query_text
+from rivet_dagster.sources.description import table_text
 from rivet_dagster.sources.postgres_keys import Rows, text_literal
 from rivet_dagster.sources.ranges import check_rows, divided, values_of
 
@@ -40,7 +40,7 @@ def blocks_of(query: Query, rows: Rows) -> Key | None:
     """
     if query.table is None:
         return None
-    name = _name(query)
+    name = table_text(query, most=2, fold=True)
     found = rows(_STORED.format(relation=text_literal(name)))
     if not found or not found[0]["stored"]:
         return None
@@ -62,7 +62,7 @@ def block_boundaries(query: Query, key: Key, *, rows: int, run: Rows) -> Iterato
         SourceError: the server failed.
     """
     check_rows(rows)
-    name = _name(query)
+    name = table_text(query, most=2, fold=True)
     found = run(_DENSITY.format(relation=text_literal(name)))[0]
     density = found["rows"]
     if density is None:
@@ -83,7 +83,3 @@ def block_condition(within: KeyRange, *, alias: str) -> str:
         for operator, bound in ((">=", within.low), ("<", within.high))
         if bound is not None
     )
-
-
-def _name(query: Query) -> str:
-    return query_text(query, most=2, fold=True).removeprefix("SELECT * FROM ")

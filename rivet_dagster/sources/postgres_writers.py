@@ -15,7 +15,7 @@ from typing import Any
 
 from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.rows import Query
-from rivet_dagster.sources.description import query_text, what_is_read
+from rivet_dagster.sources.description import table_text, what_is_read
 from rivet_dagster.sources.postgres_keys import Rows, text_literal
 from rivet_dagster.sources.postgres_session import OURS
 from rivet_dagster.windows import Cursor, Settling
@@ -67,7 +67,7 @@ WHERE database = current_database()
 
 def relation_literal(query: Query) -> str:
     """The name of a query's table as a text literal."""
-    return text_literal(query_text(query, most=2, fold=True).removeprefix("SELECT * FROM "))
+    return text_literal(table_text(query, most=2, fold=True))
 
 
 def check_promise(query: Query, cursor: Cursor, rows: Rows, *, replica: bool, by_clock: bool) -> None:

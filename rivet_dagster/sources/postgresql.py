@@ -18,6 +18,7 @@ from rivet_dagster.sources.description import (
     query_text,
     schema_of,
     selected,
+    table_text,
     what_is_read,
 )
 from rivet_dagster.sources.guards import Misfits, refused
@@ -224,7 +225,7 @@ def _columns(
 ) -> tuple[ResultColumn, ...]:
     declared = {}
     if query.table is not None:
-        relation = query_text(query, most=2, fold=True).removeprefix("SELECT * FROM ").replace("'", "''")
+        relation = table_text(query, most=2, fold=True).replace("'", "''")
         declared = {row["name"]: row for row in session.rows(_CATALOG.format(relation=f"'{relation}'"))}
     unnamed = sorted({oid for field in fields if (oid := unnamed_oid(field)) is not None})
     names = {}

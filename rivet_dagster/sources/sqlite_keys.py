@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from rivet_dagster.errors import SourceError
 from rivet_dagster.rows import Key, KeyRange, Query
-from rivet_dagster.sources.description import query_text, quoted, split_name, what_is_read
+from rivet_dagster.sources.description import quoted, split_name, table_text, what_is_read
 from rivet_dagster.sources.ranges import (
     KeyColumn,
     Relation,
@@ -114,7 +114,7 @@ def boundaries(query: Query, relation: Relation, key: Key, *, rows: int, fetch: 
     check_rows(rows)
     # Qualified: a quoted name that is no column would be text, and one in ORDER BY could mean a result column.
     names = ", ".join(f"r.{quoted(name)}" for name in key.columns)
-    table = query_text(query, most=2, fold=False).removeprefix("SELECT * FROM ")
+    table = table_text(query, most=2, fold=False)
     inside = divided(query, key)
     last = inside.low
     while True:
