@@ -147,13 +147,18 @@ def settled(rows: Rows, asked: Settling, what: str) -> tuple[list[datetime], dic
     said: dict[str, Any] = {"open": len(running) + len(prepared)}
     if lowered:
         said["held_back_to"] = min(lowered).astimezone(timezone.utc).isoformat()
-    known = set(prepared)
+    # Prepared transactions that are waited for already, or have no need to be; and those of the last look.
+    known = seen = set(prepared)
     while waited_for:
         now, waiting = writers.running(), writers.prepared()
-        # What is no longer running may have been prepared meanwhile.
-        if any(i not in now and i not in known for i in waited_for):
+        if all(i in now for i in waited_for if i not in known):
+            # What was prepared while all of these were running is none of them.
+            known |= seen
+        else:
+            # Who is no longer running may have become any of the others.
             waited_for |= {i: w for i, w in waiting.items() if i not in known}
-        known |= set(waiting)
+            known |= set(waiting)
+        seen = set(waiting)
         waited_for = {i: w for i, w in waited_for.items() if i in now or i in waiting}
         if waited_for:
             if time.monotonic() - began >= asked.timeout.total_seconds():

@@ -46,14 +46,17 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 @pytest.fixture
-def events(pg: Postgres, tmp_path: Path) -> Incrementally:
+def events(pg: Postgres, tmp_path: Path) -> Iterator[Incrementally]:
     """A table whose rows are stamped by the server, and one row of it."""
     pg.execute(
         "DROP TABLE IF EXISTS events",
         "CREATE TABLE events (id bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT now(), note text)",
         "INSERT INTO events (note) VALUES ('first')",
     )
-    return Incrementally(pg.url, tmp_path / "lake", BY_CLOCK)
+    yield Incrementally(pg.url, tmp_path / "lake", BY_CLOCK)
+    # Its locks outlive the connection that prepared it.
+    while found := pg.row("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"):
+        pg.execute(f"ROLLBACK PREPARED '{found[0]}'")
 
 
 class Transaction:
@@ -206,6 +209,52 @@ def test_a_prepared_transaction_is_waited_for_also_one_that_becomes_it_meanwhile
         pg.execute("COMMIT PREPARED 'two phases'")
         run.result(timeout=60)
     assert events.rows("note") == ["early", "first", "late", "later"]
+
+
+def test_a_transaction_that_is_prepared_between_two_looks_is_waited_for(
+    pg: Postgres, events: Incrementally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen running, and a moment later prepared, within one round: it is one transaction, and still open."""
+    events.mode = BY_ID.model_copy(update={"settle_timeout": "300ms"})
+    look, looks = postgres_writers._Writers.running, iter(range(99))
+    with begun(pg.url, LATE) as late:
+
+        def looked(writers: Any) -> Any:
+            found = look(writers)
+            if next(looks) == 1:
+                late.execute("PREPARE TRANSACTION 'between'")
+            return found
+
+        monkeypatch.setattr(postgres_writers._Writers, "running", looked)
+        with pytest.raises(SourceError, match=r"prepared transaction 'between' of postgres"):
+            events.run()
+    pg.execute("COMMIT PREPARED 'between'")
+    events.run()
+    assert events.rows("note") == ["first", "late"]
+
+
+def test_what_was_prepared_while_all_others_ran_is_not_waited_for(
+    pg: Postgres, events: Incrementally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began after the end of the window was noted, and is none of those that were open then."""
+    events.mode = BY_ID
+    look, looks = postgres_writers._Writers.prepared, iter(range(99))
+    with begun(pg.url, LATE) as late:
+        pg.execute("INSERT INTO events (note) VALUES ('early')")
+
+        def looked(writers: Any) -> Any:
+            found, number = look(writers), next(looks)
+            if number == 0:
+                with begun(pg.url, "INSERT INTO events (note) VALUES ('later')") as later:
+                    later.execute("PREPARE TRANSACTION 'later'")
+            elif number == 2:
+                late.commit()
+            return found
+
+        monkeypatch.setattr(postgres_writers._Writers, "prepared", looked)
+        events.run()
+    pg.execute("COMMIT PREPARED 'later'")
+    assert events.rows("note") == ["early", "first", "late"]
 
 
 def test_who_only_reads_for_an_export_is_not_waited_for_and_who_bears_its_name_is(
