@@ -216,7 +216,8 @@ def _debian(binaries: Path) -> Iterator[PostgresServer]:
 @contextmanager
 def started(binaries: Path, data: Path, *, directory: Path, user: str | None) -> Iterator[int]:
     """Run a PostgreSQL server over its data, below a directory that belongs to `user`; gives the port."""
-    settings = ["fsync=off", "max_prepared_transactions=10", "max_connections=100"]
+    # Who waits for a lock that a failed test has left fails, too, and does not wait for ever.
+    settings = ["fsync=off", "max_prepared_transactions=10", "max_connections=100", "lock_timeout=120s"]
     switches = [word for setting in settings for word in ("-c", setting)]
     server = [str(binaries / "postgres"), "-D", str(data), "-k", str(directory), "-h", "127.0.0.1", *switches]
 
