@@ -15,7 +15,7 @@ from rivet_dagster.layout import Prefix, token_of
 from rivet_dagster.manifest import Dataset, Manifest, Status
 from rivet_dagster.readback import Record, Sight, deliveries, look, read_record, records, remove
 
-__all__ = ["tidy"]
+__all__ = ["tidy", "tidy_late"]
 
 
 def tidy(
@@ -57,6 +57,34 @@ def tidy(
             _remove_superseded(destination, prefix, now.head, retain=retain, spared=spared, kept=kept, log=log)
     except (DestinationError, ReadError) as e:
         log.warning("%s: cleaning up is left to the next run: %s", destination.uri(prefix.root), e)
+
+
+def tidy_late(destination: ObjectDestination, prefix: Prefix, *, token: str, retain: int, log: logging.Logger) -> None:
+    """Remove what arrived of a taken-over attempt after that was cleaned up; best effort, by that attempt itself.
+
+    Whoever cleans finds what is there by the attempt's record, and removes the record last: what was on its way at that
+    moment is named by nothing any more. While the record is there it is its taker's, who may list the parts yet.
+
+    Args:
+        destination: where.
+        prefix: which dataset.
+        token: of the attempt; nothing of it writes any more.
+        retain: superseded deliveries kept besides the head.
+        log: one line per removed object.
+    """
+    try:
+        # By the same rules as anybody's; one who judged before us may have listed the parts already.
+        tidy(destination, prefix, sight=look(destination, prefix), token=None, retain=retain, log=log)
+        if read_record(destination, prefix, token) is not None:
+            return
+        late = {m.key for m in destination.list(prefix.data) if m.key.startswith(prefix.parts_of(token))}
+        if late:
+            readable = _readable(destination, prefix, look(destination, prefix), retain)
+            late -= {prefix.at(p.path) for m in readable.values() for p in m.parts}
+        remove(destination, sorted(late), because="it arrived after its run had been cleaned up", log=log)
+        destination.discard_unfinished(prefix.parts_of(token))
+    except (DestinationError, ReadError) as e:
+        log.warning("%s: what %s left late stays: %s", destination.uri(prefix.root), token, e)
 
 
 def _who_decides(

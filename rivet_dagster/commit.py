@@ -18,7 +18,7 @@ from itertools import count
 
 from rivet_dagster.adoption import Adopted, adopt
 from rivet_dagster.attempt import Attempt, CommitSettings, ExportReceipt, Extraction, Head, Verify
-from rivet_dagster.cleaning import tidy
+from rivet_dagster.cleaning import tidy, tidy_late
 from rivet_dagster.contract import Destination, ObjectDestination, Staged
 from rivet_dagster.control import SideRecord
 from rivet_dagster.errors import CommitConflict, DestinationError, ReadError
@@ -158,9 +158,8 @@ class _Commit:
             record.stop()
             if not sent and record.fail():
                 self._remove_own("the attempt was aborted")
-            elif not sent and isinstance(e, DestinationError):
-                # What whoever took this attempt over has removed is missing here.
-                record.check()
+            elif not sent and record.lost:
+                self._leave_to_taker(e, record)
             raise
         self._clean()
         receipt = receipt_for(
@@ -235,6 +234,15 @@ class _Commit:
             self.destination.discard_unfinished(self.prefix.parts_of(self.token))
         except DestinationError as e:
             self.log.warning("cleaning up is left to the next run: %s", e)
+
+    def _leave_to_taker(self, error: BaseException, record: SideRecord) -> None:
+        try:
+            if isinstance(error, DestinationError):
+                # What whoever took this attempt over has removed is missing here.
+                record.check()
+        finally:
+            retain = self.settings.retain
+            tidy_late(self.destination, self.prefix, token=self.token, retain=retain, log=self.log)
 
     def _leaves_head_as_it_was(self, seen: Sight, extraction: Extraction) -> bool:
         continues = extraction.content.dataset is Dataset.APPEND and seen.committed is not None

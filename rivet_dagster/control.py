@@ -159,10 +159,15 @@ class SideRecord:
         """Fail early when the attempt was taken over.
 
         Raises:
-            CommitConflict: it was; nothing of it may be removed by this attempt.
+            CommitConflict: it was; what its taker may still list is not to be removed by this attempt.
         """
         if self._lost:
             raise CommitConflict(self._whose())
+
+    @property
+    def lost(self) -> bool:
+        """Whether this attempt is known to have been taken over."""
+        return self._lost
 
     def own(self, final: bytes) -> None:
         """Swap `running` for the final bytes: from here on nobody else may clean this attempt up.

@@ -24,7 +24,7 @@ from rivet_dagster.errors import (
     ReadError,
 )
 from rivet_dagster.layout import Prefix
-from rivet_dagster.manifest import Dataset, Status
+from rivet_dagster.manifest import Dataset, Manifest, Status
 from rivet_dagster.readback import look, read_record
 from rivet_dagster.wire import parse, serialise
 from tests.faults.kit import (
@@ -329,6 +329,63 @@ def test_a_taken_over_run_can_neither_commit_nor_delete(store, raw, over, takeov
     assert litter(raw()) == []
 
 
+@pytest.mark.parametrize("cleaned", [True, False], ids=["cleaned up", "being cleaned up"])
+def test_what_arrives_of_a_taken_over_run_after_the_cleaning_goes_with_it(store, raw, cleaned):
+    """Its Dagster run counts as over while its process is at work: nothing names its part any more."""
+    export(store, Rows(OLD), run_id="run-0")
+    listed, ended = threading.Event(), threading.Event()
+
+    def pause(operation, key):
+        # It has listed the parts, and is about to remove the record that led it there.
+        if operation == "remove" and is_side(key) and "run-1" in key and not cleaned:
+            listed.set()
+            assert ended.wait(60)
+
+    def clean():
+        export(FaultyStore(store, before=pause), Rows(NEW), run_id="run-2", over=["run-1"])
+        listed.set()
+
+    def meanwhile(operation, key):
+        if operation == "write" and is_part(key) and not cleaner.ident:
+            cleaner.start()
+            assert listed.wait(60)
+
+    cleaner = threading.Thread(target=clean)
+    with pytest.raises(CommitConflict, match=r"taken over|record is gone"):
+        export(FaultyStore(store, before=meanwhile), Rows([b"late-1", b"late-2"]), run_id="run-1")
+    ended.set()
+    cleaner.join()
+    assert read_as_a_reader(raw()) == NEW
+    assert litter(raw()) == []
+
+
+def test_what_a_delivery_lists_is_not_late(store, raw, monkeypatch):
+    """The record is gone, since its taker has committed; what that one has adopted is its readers'."""
+    export(store, Rows(OLD), run_id="run-0")
+    adopted = []
+
+    def take(operation, key):
+        if operation != "write" or not key.endswith("-00002.csv") or "run-1" not in key or adopted:
+            return
+        [first] = [k for k in raw() if is_part(k) and "run-1" in k]
+        adopted.append(first)
+
+        def with_it(self, parts, *, finished_at, previous):
+            listed = replace(parts[0], path=first.removeprefix(PREFIX.root))
+            return delivered(self, (listed, *parts[1:]), finished_at=finished_at, previous=previous)
+
+        delivered = Manifest.delivered
+        monkeypatch.setattr(Manifest, "delivered", with_it)
+        # Of the same bytes, so that what is said of its own first part holds for the adopted one.
+        export(store, Rows([b"late-1", b"new-2"]), run_id="run-2", over=["run-1"])
+
+    with pytest.raises(CommitConflict):
+        export(FaultyStore(store, before=take), Rows([b"late-1", b"late-2"]), run_id="run-1")
+    assert read_as_a_reader(raw()) == [b"late-1", b"new-2"]
+    assert adopted[0] in raw()
+    assert [k for k in raw() if is_part(k) and "run-1" in k] == adopted
+
+
 def test_an_abort_after_a_takeover_deletes_nothing(store, raw):
     """Whoever took the run over may have adopted its parts."""
 
@@ -339,6 +396,8 @@ def test_an_abort_after_a_takeover_deletes_nothing(store, raw):
             record = read_record(store, PREFIX, token)
             body = serialise(replace(record.manifest, status=Status.INTERRUPTED, taken_over_by="another"))
             store.write(key, body, md5=md5_of(body), expect=record.version)
+            taker = serialise(replace(record.manifest, run_id="another"))
+            store.write(PREFIX.side("another"), taker, md5=md5_of(taker), expect=ANY)
             raise RuntimeError("the database went away")
 
     with pytest.raises(RuntimeError, match="went away"):
