@@ -5,54 +5,40 @@ Exit codes: 0 all is well, 1 something is not, 2 the command cannot be carried o
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from typing import Any, NoReturn, TypeVar
 
 import click
 import dagster as dg
 
+from rivet_dagster.errors import RivetError
+from rivet_dagster.orchestration.console import Masking, print_json, print_line, print_table, quiet
 from rivet_dagster.orchestration.datasets import Dataset
 from rivet_dagster.orchestration.doctor import examine
 from rivet_dagster.orchestration.failures import masked, text_of
 from rivet_dagster.orchestration.loading import CodeLocation, load
+from rivet_dagster.orchestration.places import opened_at
 from rivet_dagster.orchestration.pointers import CannotLoad, Pointer, pointers
 from rivet_dagster.orchestration.preview import Preview, preview
-from rivet_dagster.orchestration.validation import Validated, opened_at, validate
+from rivet_dagster.orchestration.validation import Validated, validate
 
 __all__ = ["main"]
 
 _LOG = logging.getLogger("rivet_dagster.cli")
 _FAILED, _USAGE = 1, 2
+_EXIT_CODES = "Exit codes: 0 all is well, 1 something is not, 2 it cannot be carried out."
 _SHOWN = 20
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog="Exit codes: 0 well, 1 not, 2 usage.")
+@click.group(cls=Masking, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
 def main() -> None:
     """Look at the exports of your Dagster definitions, and at what lies where they went."""
-    click.get_current_context().with_resource(_quiet())
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """What a code location has to say while it loads is said by Dagster's own commands."""
-    ours, silence = logging.getLogger("rivet_dagster"), logging.NullHandler()
-    propagated = ours.propagate
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ours.addHandler(silence)
-        ours.propagate = False
-        try:
-            yield
-        finally:
-            ours.removeHandler(silence)
-            ours.propagate = propagated
+    click.get_current_context().with_resource(quiet())
 
 
 def _definitions(command: _F) -> _F:
@@ -81,13 +67,13 @@ def doctor(exports: Sequence[str], *, as_json: bool, **where: str | None) -> Non
         found = list(examine(location, chosen, log=_LOG))
         ok = all(x.ok for x in found)
         if as_json:
-            _print_json({"command": "doctor", "ok": ok, "checks": [x.as_json() for x in found]})
+            print_json({"command": "doctor", "ok": ok, "checks": [x.as_json() for x in found]})
         else:
             rows = [(x.subject, x.check, _VERDICTS[x.ok], x.found) for x in found]
-            _print_table(("what", "check", "result", "found"), rows)
+            print_table(("what", "check", "result", "found"), rows)
             for x in found:
                 if x.remedy:
-                    click.echo(f"\n{x.subject}, {x.check}: {x.remedy}")
+                    print_line(f"\n{x.subject}, {x.check}: {x.remedy}")
     sys.exit(0 if ok else _FAILED)
 
 
@@ -105,12 +91,12 @@ def plan(exports: Sequence[str], *, partition: str | None, as_json: bool, **wher
         ok = all(x.ok for x in found)
         if as_json:
             said = {"command": "plan", "ok": ok, "event_log": instance is not None}
-            _print_json({**said, "exports": [x.as_json() for x in found]})
+            print_json({**said, "exports": [x.as_json() for x in found]})
         else:
             if instance is None:
                 click.echo("DAGSTER_HOME is not set: destinations are not held against an event log.\n", err=True)
             headings = ("export", "mode", "delivers", "on top of", "window", "rows in all")
-            _print_table(headings, [_planned(x) for x in found])
+            print_table(headings, [_planned(x) for x in found])
             for x in found:
                 _print_findings(x)
     sys.exit(0 if ok else _FAILED)
@@ -132,10 +118,10 @@ def validate_(prefix: str, *, content: bool, as_json: bool, **where: str | None)
         ok = all(x.ok for x in found)
         if as_json:
             said = {"command": "validate", "ok": ok, "content": content}
-            _print_json({**said, "datasets": [x.as_json() for x in found]})
+            print_json({**said, "datasets": [x.as_json() for x in found]})
         else:
             headings = ("dataset", "result", "delivery", "deliveries", "parts", "rows", "bytes", "verified by")
-            _print_table(headings, [_judgement(x) for x in found])
+            print_table(headings, [_judgement(x) for x in found])
             for x in found:
                 _print_faults(x)
     sys.exit(0 if ok else _FAILED)
@@ -188,14 +174,16 @@ def _reporting(command: str, *, as_json: bool) -> Any:
     except CannotLoad as e:
         _stop(command, masked(str(e)), code=_USAGE, as_json=as_json)
     except Exception as e:  # noqa: BLE001 (of Dagster, or of the user's own code)
-        _stop(command, text_of(e), code=_FAILED, as_json=as_json)
+        # Definitions that are refused are a finding about them; that a place cannot be looked at is none about it.
+        refused = isinstance(e, RivetError) and command != "validate"
+        _stop(command, text_of(e), code=_FAILED if refused else _USAGE, as_json=as_json)
 
 
 def _stop(command: str, message: str, *, code: int, as_json: bool) -> NoReturn:
     if as_json:
-        _print_json({"command": command, "ok": False, "error": message})
+        print_json({"command": command, "ok": False, "error": message})
     else:
-        click.echo(f"Error: {message}", err=True)
+        print_line(f"Error: {message}", err=True)
     sys.exit(code)
 
 
@@ -224,7 +212,7 @@ def _window(window: Mapping[str, Any] | None) -> str:
 def _print_findings(x: Preview) -> None:
     lines = [f"[{d['level']}] {d['rule']}: {d['message']}; {d['remedy']}" for d in x.diagnostics]
     for line in [*x.notes, *lines, *([f"ERROR: {x.error}"] if x.error else [])]:
-        click.echo(f"\n{x.export}: {line}")
+        print_line(f"\n{x.export}: {line}")
 
 
 def _judgement(x: Validated) -> tuple[str, ...]:
@@ -236,23 +224,13 @@ def _judgement(x: Validated) -> tuple[str, ...]:
 def _print_faults(x: Validated) -> None:
     for fault in x.faults[:_SHOWN]:
         said = f"{fault['kind']}: expected {fault['expected']}, found {fault['found']}"
-        click.echo(f"\n{x.uri}{fault['path']}: {said}")
+        print_line(f"\n{x.uri}{fault['path']}: {said}")
     if len(x.faults) > _SHOWN:
-        click.echo(f"\n… and {len(x.faults) - _SHOWN} more")
+        print_line(f"\n… and {len(x.faults) - _SHOWN} more")
     for path in x.unknown[:_SHOWN]:
-        click.echo(f"\n{x.uri}{path}: no manifest names it")
+        print_line(f"\n{x.uri}{path}: no manifest names it")
     for note in x.notes:
-        click.echo(f"\n{x.uri}: {note}")
-
-
-def _print_json(document: Mapping[str, Any]) -> None:
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str))
-
-
-def _print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(x) for x in column) for column in zip(headings, *rows, strict=True)]
-    for row in (headings, *rows):
-        click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+        print_line(f"\n{x.uri}: {note}")
 
 
 if __name__ == "__main__":

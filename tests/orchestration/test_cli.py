@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 import rivet_dagster as rd
 from rivet_dagster.cli import main
-from rivet_dagster.orchestration.validation import opened_at
+from rivet_dagster.orchestration.places import opened_at
 from tests.harnesses import s3
 from tests.orchestration.kit import on_disk, run
 from tests.servers import postgres
@@ -352,6 +352,31 @@ def test_what_cannot_be_carried_out_is_one_message(
     assert message in said(*arguments, code=2).stderr
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        f"s3://AKIA:{SECRET}@bucket/x",
+        f"s3://AKIA:a/{SECRET}@bucket/x",
+        f"s3://{SECRET}@bucket/x",
+        f"s3://bucket/x?AWS_SECRET_ACCESS_KEY={SECRET}",
+        f"gs://bucket/x?token={SECRET}",
+        f"az://acct:{SECRET}@lake/x",
+        f"abfss://lake:{SECRET}@acct.dfs.core.windows.net/x",
+        f"https://me:{SECRET}@acct.blob.core.windows.net/lake/x",
+        f"https://acct.blob.core.windows.net/lake/x?sv=1&sig={SECRET}",
+        f"file://me:{SECRET}@/srv/x",
+        f"postgresql://me:{SECRET}@host/x",
+    ],
+)
+def test_no_secret_in_a_prefix_is_repeated_or_used(where: str) -> None:
+    shown = said("validate", where, code=2).stderr
+    assert shown.startswith(f"Error: {where.partition(':')[0]}://")
+    assert SECRET not in json.dumps(told("validate", where, code=2))
+    # Neither where click refuses the line.
+    assert "unexpected extra argument" in said("validate", "lake", where, code=2).stderr
+    assert "No such command" in said(where, code=2).stderr
+
+
 def test_what_the_users_own_code_raises_is_one_message_without_secrets(project: Project) -> None:
     project.file.write_text(f"raise RuntimeError('postgresql://me:{SECRET}@host/db?password={SECRET}')")
     assert "RuntimeError: postgresql://***@host/db?***" in said("plan", "-f", project.file, code=2).stderr
@@ -364,7 +389,7 @@ def test_what_the_users_own_code_raises_is_one_message_without_secrets(project: 
     (reach, *_) = told("doctor", "-f", project.file, code=1)["checks"]
     assert reach["ok"] is False
     assert "password=***" in reach["found"]
-    document = told("validate", "ftp://host/x", code=1)
+    document = told("validate", "ftp://host/x", code=2)
     assert document["error"].startswith("ftp://host/x: expected a path, or a URI that begins with file://")
 
 
