@@ -91,6 +91,23 @@ def snippet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning", "ignore::dagster.PreviewWarning")
+def test_every_python_block_is_a_module_that_dagster_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a folder of definitions, where one module has at most one `Definitions`, whatever its name."""
+    blocks = [b for b in _blocks("python") if "load_from_defs_folder" not in b]
+    assert len(blocks) > 10
+    for number, block in enumerate(blocks):
+        project = tmp_path / f"block{number}"
+        package = project / f"readme_block{number}"
+        (package / "defs").mkdir(parents=True)
+        tables = {"directory_type": '"project"', "project.root_module": f'"{package.name}"'}
+        (project / "pyproject.toml").write_text("[tool.dg]\n" + "".join(f"{k} = {v}\n" for k, v in tables.items()))
+        (package / "__init__.py").touch()
+        (package / "defs" / "block.py").write_text(block)
+        monkeypatch.syspath_prepend(project)
+        dg.Definitions.validate_loadable(dg.load_from_defs_folder(path_within_project=package))
+
+
 def test_the_first_two_commands_set_up_and_run_all() -> None:
     assert [b.strip() for b in _blocks("bash")][:2] == [
         "python -m pip install -e '.[ui]' && python -m rivet_dagster",
