@@ -48,16 +48,27 @@ SELECT (SELECT count(*) FROM pg_subscription_rel{only})
 _FOREIGN = "SELECT count(*)::int8 AS n FROM pg_foreign_table WHERE ftrelid IN ({tables})"
 # A table and all of its partitions.
 _TABLES = "SELECT to_regclass({0})::oid UNION SELECT relid::oid FROM pg_partition_tree(to_regclass({0}))"
+# Several transactions of one message share its start, `now()`, and between two of them nothing is open: by a clock, a
+# client that is at work counts from there. Background workers may say that they always are. Parallel ones only read.
+_AT_WORK = "a.backend_type = 'client backend' AND a.state <> 'idle'"
 _OPEN = f"""
-SELECT l.virtualtransaction AS id, l.pid::int8 AS pid, a.xact_start AS since, a.usename::text AS role,
+SELECT coalesce(l.virtualtransaction, 'process ' || a.pid) AS id, coalesce(l.pid, a.pid)::int8 AS pid,
+       least(a.xact_start, CASE WHEN {_AT_WORK} THEN a.query_start END) AS since, a.usename::text AS role,
        a.application_name AS application
-FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-WHERE l.locktype = 'virtualxid' AND l.granted AND l.mode = 'ExclusiveLock' AND l.pid <> pg_backend_pid()
+FROM (SELECT * FROM pg_locks WHERE locktype = 'virtualxid' AND granted AND mode = 'ExclusiveLock') l
+     FULL JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE coalesce(l.pid, a.pid) <> pg_backend_pid() AND (l.pid IS NOT NULL OR {{at_work}})
   AND (a.pid IS NULL OR a.usesysid IS NOT NULL AND a.datname = current_database())
-  AND l.pid NOT IN (SELECT w.pid FROM pg_stat_replication w WHERE w.pid IS NOT NULL)
-  AND l.virtualtransaction NOT IN (
+  AND a.backend_type IS DISTINCT FROM 'parallel worker'
+  AND coalesce(l.pid, a.pid) NOT IN (SELECT w.pid FROM pg_stat_replication w WHERE w.pid IS NOT NULL)
+  AND (l.pid IS NULL OR l.virtualtransaction NOT IN (
       SELECT o.virtualtransaction FROM pg_locks o
-      WHERE o.locktype = 'advisory' AND o.granted AND o.classid = {OURS[0]} AND o.objid = {OURS[1]} AND o.objsubid = 2)
+      WHERE o.locktype = 'advisory' AND o.granted AND o.classid = {OURS[0]} AND o.objid = {OURS[1]} AND o.objsubid = 2))
+"""
+# Of others, only these roles see when they began, and only where anybody notes it.
+_SEES_WORK = """
+SELECT current_user::text AS role, pg_has_role('pg_read_all_stats', 'USAGE') AS granted,
+       current_setting('track_activities')::bool AS tracked
 """
 _PREPARED = """
 SELECT 'prepared ' || transaction::text AS id, gid AS name, owner::text AS role FROM pg_prepared_xacts
@@ -95,7 +106,10 @@ def check_promise(query: Query, cursor: Cursor, rows: Rows, *, replica: bool, by
             f'{what}: settle="writers" needs rows of this server, and it is a foreign table, or has such a partition: '
             f"who is writing there is not known; read from there, or {instead}"
         )
-    if by_clock or tables is None or cursor.term.column is None:
+    if by_clock:
+        _check_sees_work(what, rows, instead)
+        return
+    if tables is None or cursor.term.column is None:
         return
     column = text_literal(cursor.term.column)
     for found in rows(_SEQUENCES.format(tables=tables, column=column)):
@@ -107,14 +121,30 @@ def check_promise(query: Query, cursor: Cursor, rows: Rows, *, replica: bool, by
             )
 
 
-@dataclass(frozen=True, slots=True)
+def _check_sees_work(what: str, rows: Rows, instead: str) -> None:
+    found = rows(_SEES_WORK)[0]
+    if not found["granted"]:
+        raise ConfigError(
+            f'{what}: settle="writers" by a clock needs a role that sees when others began, and {found["role"]} is '
+            f"none; GRANT pg_read_all_stats TO {found['role']}, which shows statistics and no rows, or {instead}"
+        )
+    if not found["tracked"]:
+        raise ConfigError(
+            f'{what}: settle="writers" by a clock needs a server that notes when others began, and track_activities '
+            f"is off; set it on, or {instead}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Writers:
-    """Who has a transaction open, other than to read."""
+    """Who may be writing: who has a transaction open, other than to read, and by a clock who is at work."""
 
     rows: Rows
+    by_clock: bool
 
     def running(self) -> dict[str, dict[str, Any]]:
-        return {row["id"]: row for row in self.rows(_OPEN)}
+        found = self.rows(_OPEN.format(at_work=_AT_WORK if self.by_clock else "false"))
+        return {row["id"]: row for row in found}
 
     def prepared(self) -> dict[str, dict[str, Any]]:
         return {row["id"]: row for row in self.rows(_PREPARED)}
@@ -135,7 +165,7 @@ def settled(rows: Rows, asked: Settling, what: str) -> tuple[list[datetime], dic
         SourceError: transient, someone is still writing when the time is up; names them.
     """
     began = time.monotonic()
-    writers = _Writers(rows)
+    writers = _Writers(rows=rows, by_clock=not asked.top)
     time.sleep(_GRACE_S)
     # In this order: a transaction that is prepared between the two is seen by one of them.
     running, prepared = writers.running(), writers.prepared()

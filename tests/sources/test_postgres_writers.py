@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -148,11 +149,8 @@ def wait_for(pg: Postgres, sql: str, count: int) -> None:
     raise AssertionError(sql)
 
 
-@pytest.mark.parametrize("mode", [BY_CLOCK, BY_ID], ids=["clock", "id"])
-def test_when_the_time_is_up_the_blocker_is_named_and_nothing_moves(
-    pg: Postgres, events: Incrementally, mode: Incremental
-) -> None:
-    events.mode = mode.model_copy(update={"settle_timeout": "300ms"})
+def test_when_the_time_is_up_the_blocker_is_named_and_nothing_moves(pg: Postgres, events: Incrementally) -> None:
+    events.mode = BY_ID.model_copy(update={"settle_timeout": "300ms"})
     events.url = limited(pg)
     with begun(pg.url, "SET application_name = 'checkout'", LATE) as late:
         with pytest.raises(
@@ -175,15 +173,83 @@ def limited(pg: Postgres) -> str:
     return server.url
 
 
-def test_a_role_that_sees_no_start_times_waits(pg: Postgres, events: Incrementally, noted: threading.Event) -> None:
+def test_a_role_that_sees_no_start_times_may_wait_for_ids_and_not_go_by_a_clock(
+    pg: Postgres, events: Incrementally, noted: threading.Event
+) -> None:
+    """Between two transactions of one message nothing says to it that there is a message."""
     events.url = limited(pg)
     with begun(pg.url, LATE) as late, ThreadPoolExecutor(1) as pool:
-        run = pool.submit(events.run)
+        pg.execute("INSERT INTO events (note) VALUES ('early')")
+        run = pool.submit(events.run, BY_ID)
         assert noted.wait(60)
         late.commit()
-        receipt = run.result(timeout=60)
-    assert events.rows("note") == ["first", "late"]
-    assert "held_back_to" not in receipt.counters["rivet/settle"]
+        run.result(timeout=60)
+    assert events.rows("note") == ["early", "first", "late"]
+    shutil.rmtree(events.lake)
+    with pytest.raises(ConfigError, match=r'GRANT pg_read_all_stats TO reader.*lag="5 minutes"'):
+        events.run()
+    pg.execute("GRANT pg_read_all_stats TO reader")
+    try:
+        with begun(pg.url, LATE):
+            assert "held_back_to" in events.run().counters["rivet/settle"]
+    finally:
+        pg.execute("REVOKE pg_read_all_stats FROM reader")
+    assert events.rows("note") == ["early", "first", "late"]
+
+
+def test_a_clock_is_held_back_to_the_statement_that_is_running_not_to_its_newest_transaction(
+    pg: Postgres, events: Incrementally
+) -> None:
+    """A procedure that commits: each of its rows has the time of the statement that called it."""
+    pg.execute(
+        "ALTER TABLE events ALTER at SET DEFAULT statement_timestamp()",
+        "CREATE OR REPLACE PROCEDURE two() LANGUAGE plpgsql AS $$ BEGIN INSERT INTO events (note) VALUES ('one'); "
+        "COMMIT; PERFORM pg_advisory_xact_lock(7); INSERT INTO events (note) VALUES ('two'); END $$",
+    )
+    with begun(pg.url, "SELECT pg_advisory_lock(7)") as gate, ThreadPoolExecutor(1) as pool:
+        gate.commit()
+        called = pool.submit(in_one_message, pg, "CALL two()")
+        wait_for(pg, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted", 1)
+        events.run()
+        gate.execute("SELECT pg_advisory_unlock(7)")
+        called.result(timeout=60)
+    events.run()
+    assert events.rows("note") == ["first", "one", "two"]
+
+
+def test_a_clock_is_held_back_also_between_two_transactions_of_one_message(pg: Postgres, events: Incrementally) -> None:
+    """All of them have the time at which the message came, and nothing is open when one has ended."""
+    with pg.server.client() as looking, looking.cursor() as cursor, ThreadPoolExecutor(1) as pool:
+
+        def rows(sql: str) -> list[dict[str, Any]]:
+            cursor.execute(sql)
+            found: list[dict[str, Any]] = cursor.fetch_arrow_table().to_pylist()
+            looking.commit()
+            return found
+
+        look = postgres_writers._Writers(rows=rows, by_clock=True).running
+        came = pool.submit(in_one_message, pg, "BEGIN; INSERT INTO events (note) VALUES ('x'); COMMIT;" * 20_000)
+        wait_for(pg, "SELECT count(*) FROM events", 2)
+        seen = []
+        while found := look():
+            seen += [writer["since"] for writer in found.values()]
+        assert rows("SELECT DISTINCT at, count(*) AS n FROM events WHERE note = 'x' GROUP BY at") == [
+            {"at": seen[0], "n": 20_000}
+        ]
+        came.result()
+    assert set(seen) == {seen[0]}
+    assert len(seen) > 20
+
+
+def in_one_message(pg: Postgres, sql: str, **more: str) -> None:
+    """By the simple query protocol: a message may have several statements, and transactions."""
+    from pg8000.native import Connection
+
+    server = pg.server
+    with closing(
+        Connection(server.user, server.host, server.database, server.port, server.password, **more)  # type: ignore[arg-type]
+    ) as connection:
+        connection.run(sql)
 
 
 def test_a_prepared_transaction_is_waited_for_also_one_that_becomes_it_meanwhile(
