@@ -49,18 +49,21 @@ _FOREIGN = "SELECT count(*)::int8 AS n FROM pg_foreign_table WHERE ftrelid IN ({
 # A table and all of its partitions.
 _TABLES = "SELECT to_regclass({0})::oid UNION SELECT relid::oid FROM pg_partition_tree(to_regclass({0}))"
 # Several transactions of one message share its start, `now()`, and between two of them nothing is open: by a clock, a
-# client that is at work counts from there. Background workers may say that they always are. Parallel ones only read.
-_AT_WORK = "a.backend_type = 'client backend' AND a.state <> 'idle'"
+# client that is at work counts from there. Background workers may say that they always are; parallel ones only read.
+# A WAL sender may write as any client, but not while it streams; it does not note when its transactions began.
+_AT_WORK = "a.backend_type IN ('client backend', 'walsender') AND a.state <> 'idle'"
 _OPEN = f"""
 SELECT coalesce(l.virtualtransaction, 'process ' || a.pid) AS id, coalesce(l.pid, a.pid)::int8 AS pid,
-       least(a.xact_start, CASE WHEN {_AT_WORK} THEN a.query_start END) AS since, a.usename::text AS role,
-       a.application_name AS application
+       CASE WHEN a.backend_type = 'walsender' THEN a.backend_start
+            ELSE least(a.xact_start, CASE WHEN {_AT_WORK} THEN a.query_start END) END AS since,
+       a.usename::text AS role, a.application_name AS application
 FROM (SELECT * FROM pg_locks WHERE locktype = 'virtualxid' AND granted AND mode = 'ExclusiveLock') l
      FULL JOIN pg_stat_activity a ON a.pid = l.pid
 WHERE coalesce(l.pid, a.pid) <> pg_backend_pid() AND (l.pid IS NOT NULL OR {{at_work}})
   AND (a.pid IS NULL OR a.usesysid IS NOT NULL AND a.datname = current_database())
   AND a.backend_type IS DISTINCT FROM 'parallel worker'
-  AND coalesce(l.pid, a.pid) NOT IN (SELECT w.pid FROM pg_stat_replication w WHERE w.pid IS NOT NULL)
+  AND coalesce(l.pid, a.pid) NOT IN (
+      SELECT w.pid FROM pg_stat_replication w WHERE w.state IN ('catchup', 'streaming', 'backup'))
   AND (l.pid IS NULL OR l.virtualtransaction NOT IN (
       SELECT o.virtualtransaction FROM pg_locks o
       WHERE o.locktype = 'advisory' AND o.granted AND o.classid = {OURS[0]} AND o.objid = {OURS[1]} AND o.objsubid = 2))

@@ -241,15 +241,36 @@ def test_a_clock_is_held_back_also_between_two_transactions_of_one_message(pg: P
     assert len(seen) > 20
 
 
-def in_one_message(pg: Postgres, sql: str, **more: str) -> None:
-    """By the simple query protocol: a message may have several statements, and transactions."""
+def in_one_message(pg: Postgres, sql: str) -> None:
+    with closing(simply(pg)) as client:
+        client.run(sql)
+
+
+def simply(pg: Postgres, **more: str) -> Any:
+    """A client of the simple query protocol, by which a message may have several statements, and transactions."""
     from pg8000.native import Connection
 
     server = pg.server
-    with closing(
-        Connection(server.user, server.host, server.database, server.port, server.password, **more)  # type: ignore[arg-type]
-    ) as connection:
-        connection.run(sql)
+    return Connection(server.user, server.host, server.database, server.port, server.password, **more)  # type: ignore[arg-type]
+
+
+def test_a_wal_sender_that_writes_is_a_writer_and_one_that_streams_is_none(pg: Postgres, events: Incrementally) -> None:
+    by_id = BY_ID.model_copy(update={"settle_timeout": "300ms"})
+    with closing(simply(pg, replication="database")) as sender:
+        sender.run("BEGIN")
+        sender.run(LATE)
+        pg.execute("INSERT INTO events (note) VALUES ('early')")
+        with pytest.raises(SourceError, match="found still open: process"):
+            events.run(by_id)
+        assert events.run().counters["rivet/settle"]["open"] == 1
+        sender.run("COMMIT")
+        (found,) = sender.run("IDENTIFY_SYSTEM")
+        with pytest.raises(KeyError, match="W"):
+            # It has begun; this client does not know how it goes on.
+            sender.run(f"START_REPLICATION {found[2]}")
+        wait_for(pg, "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'", 1)
+        assert events.run().counters["rivet/settle"]["open"] == 0
+    assert events.rows("note") == ["early", "first", "late"]
 
 
 def test_a_prepared_transaction_is_waited_for_also_one_that_becomes_it_meanwhile(
