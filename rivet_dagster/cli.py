@@ -124,7 +124,8 @@ def validate_(prefix: str, *, content: bool, as_json: bool, **where: str | None)
             print_table(headings, [_judgement(x) for x in found])
             for x in found:
                 _print_faults(x)
-    sys.exit(0 if ok else _FAILED)
+    wrong = any(x.faults for x in found)
+    sys.exit(0 if ok else _FAILED if wrong else _USAGE)
 
 
 def _judged(prefix: str, location: CodeLocation | None, *, content: bool) -> Iterable[Validated]:
@@ -216,21 +217,23 @@ def _print_findings(x: Preview) -> None:
 
 
 def _judgement(x: Validated) -> tuple[str, ...]:
-    result = "ok" if x.ok else f"{len(x.faults)} FAULTS"
+    result = "NOT JUDGED" if x.error else "ok" if x.ok else f"{len(x.faults)} FAULTS"
     numbers = (f"{n:,}" for n in (x.deliveries, x.parts, x.rows, x.bytes))
-    return x.uri, result, x.run_id or "none", *numbers, x.verification or "-"
+    return x.place, result, x.run_id or "none", *numbers, x.verification or "-"
 
 
 def _print_faults(x: Validated) -> None:
+    if x.error:
+        print_line(f"\n{x.place}: {x.error}")
     for fault in x.faults[:_SHOWN]:
         said = f"{fault['kind']}: expected {fault['expected']}, found {fault['found']}"
-        print_line(f"\n{x.uri}{fault['path']}: {said}")
+        print_line(f"\n{x.place}{fault['path']}: {said}")
     if len(x.faults) > _SHOWN:
         print_line(f"\n… and {len(x.faults) - _SHOWN} more")
     for path in x.unknown[:_SHOWN]:
-        print_line(f"\n{x.uri}{path}: no manifest names it")
+        print_line(f"\n{x.place}{path}: no manifest names it")
     for note in x.notes:
-        print_line(f"\n{x.uri}: {note}")
+        print_line(f"\n{x.place}: {note}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def opened_at(where: str, location: CodeLocation | None) -> Iterator[tuple[Objec
     Raises:
         ConfigError: it is no place that datasets can be at, or carries credentials.
     """
-    parts = _without_credentials(where)
+    parts = _parts(where)
     with ExitStack() as stack:
         if location is not None:
             opened = stack.enter_context(location.opened(location.resource_keys))
@@ -38,8 +38,12 @@ def opened_at(where: str, location: CodeLocation | None) -> Iterator[tuple[Objec
         yield _at_rest(io_manager, where), Prefix(directory)
 
 
-def _without_credentials(where: str) -> SplitResult | None:
-    """What a URI is made of; `None` of a path."""
+def _parts(where: str) -> SplitResult | None:
+    """What a URI is made of, which carries no credentials; `None` of a path."""
+    if not where.strip():
+        raise ConfigError("expected a path or URI, found an empty one; give . for the working directory")
+    if "\0" in where or (where.startswith("file:") and "\0" in unquote(where)):
+        raise ConfigError(f"{where!r}: expected a path, found one with a NUL, which is in no name; correct it")
     if "://" not in where:
         return None
     shown = masked(where.partition("?")[0])
@@ -54,6 +58,9 @@ def _without_credentials(where: str) -> SplitResult | None:
     if at and (parts.scheme != "abfss" or ":" in user):
         msg = f"{shown}: expected a place without credentials, found some before the @; what a command is told"
         raise ConfigError(f"{msg} can be read by others: give them in the environment, or by definitions (-m, -f)")
+    if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
+        msg = f"{shown}: expected a file of this machine, file:///…, found one of the host {parts.netloc}"
+        raise ConfigError(f"{msg}; run the command there")
     return parts
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from rivet_dagster.contract import ObjectDestination
-from rivet_dagster.errors import RivetError
+from rivet_dagster.errors import ReadError, RivetError
 from rivet_dagster.layout import Prefix
 from rivet_dagster.manifest import Manifest
 from rivet_dagster.orchestration.failures import text_of
-from rivet_dagster.orchestration.judgement import Look, by_listing, judge
+from rivet_dagster.orchestration.judgement import Look, Verdict, by_listing, judge
 from rivet_dagster.orchestration.metadata import weakest
 from rivet_dagster.readback import Fault, deliveries
 
@@ -28,7 +30,9 @@ class Validated:
 
     Attributes:
         uri: of its prefix.
+        place: the same as it can be given again: of a local directory, its path.
         ok: whether nothing is wrong.
+        error: why it could not be judged, where it could not.
         run_id: of the delivery that was judged; `None` where none could be.
         export: whose it is, as its manifest says.
         written_by: "rivet_dagster", or "another tool" where the manifest lacks what ours adds.
@@ -45,7 +49,9 @@ class Validated:
     """
 
     uri: str
+    place: str
     ok: bool
+    error: str | None = None
     run_id: str | None = None
     export: str | None = None
     written_by: str | None = None
@@ -74,36 +80,73 @@ def validate(destination: ObjectDestination, prefix: Prefix, *, look_at: Look = 
         look_at: the way in which parts are looked at.
     """
     found = list(_datasets(destination, prefix, depth=_DEPTH))
-    for one in found or [prefix]:
-        yield _validated(destination, one, look_at)
+    for one, error in found or [(prefix, None)]:
+        yield _validated(destination, one, look_at) if error is None else _not_judged(destination, one, error)
 
 
-def _datasets(destination: ObjectDestination, prefix: Prefix, *, depth: int) -> Iterator[Prefix]:
-    found = destination.head(prefix.manifest) is not None or destination.head(prefix.marker) is not None
+def _datasets(
+    destination: ObjectDestination, prefix: Prefix, *, depth: int
+) -> Iterator[tuple[Prefix, RivetError | None]]:
+    """Where there is a dataset, or where nobody can tell; what cannot be looked at hides nothing else."""
+    names: set[str] = set()
+    try:
+        if depth:
+            names = set(destination.directories(prefix.root))
+        found = destination.head(prefix.manifest) is not None or destination.head(prefix.marker) is not None
+        error = None
+    except RivetError as e:
+        found, error = True, e
     if found:
-        yield prefix
-    if depth:
-        for name in sorted(set(destination.directories(prefix.root)) - (_OWN if found else set())):
-            yield from _datasets(destination, Prefix(f"{prefix.root}{name}/"), depth=depth - 1)
+        yield prefix, error
+    for name in sorted(names - (_OWN if found else set())):
+        yield from _datasets(destination, Prefix(f"{prefix.root}{name}/"), depth=depth - 1)
+
+
+def _uri(destination: ObjectDestination, prefix: Prefix) -> str:
+    return f"{destination.uri(prefix.root).rstrip('/')}/"
+
+
+def _place(uri: str) -> str:
+    return unquote(urlsplit(uri).path) if uri.startswith("file:") else uri
+
+
+def _not_judged(destination: ObjectDestination, prefix: Prefix, error: RivetError) -> Validated:
+    uri = _uri(destination, prefix)
+    return Validated(uri=uri, place=_place(uri), ok=False, error=text_of(error))
+
+
+def _without_manifest(uri: str, verdict: Verdict) -> Validated:
+    place = _place(uri)
+    notes = verdict.notes
+    if place != uri and not Path(place).is_dir():
+        what = (
+            "this is a file; give the directory of a dataset" if Path(place).exists() else "there is no such directory"
+        )
+        notes = (*notes, what)
+    return Validated(uri=uri, place=place, ok=verdict.passed, faults=_faults(verdict.faults), notes=notes)
 
 
 def _validated(destination: ObjectDestination, prefix: Prefix, look_at: Look) -> Validated:
-    uri = f"{destination.uri(prefix.root).rstrip('/')}/"
+    uri = _uri(destination, prefix)
     try:
         verdict = judge(destination, prefix, look_at=look_at)
         head = verdict.manifest
         if head is None:
-            return Validated(uri=uri, ok=verdict.passed, faults=_faults(verdict.faults), notes=verdict.notes)
+            return _without_manifest(uri, verdict)
         chain = deliveries(destination, prefix, head)
         earlier = [look_at(destination, prefix, manifest) for manifest in chain[:-1]]
+    except ReadError as e:
+        fault = Fault(path="", kind="unreadable", expected="a dataset that is whole", found=text_of(e))
+        return Validated(uri=uri, place=_place(uri), ok=False, faults=_faults([fault]))
     except RivetError as e:
-        return Validated(uri=uri, ok=False, notes=(text_of(e),))
+        return _not_judged(destination, prefix, e)
     faults = (*verdict.faults, *(f for found in earlier for f in found.faults))
     notes = (*verdict.notes, *(note for found in earlier for note in found.notes))
     known = {p.path for manifest in chain for p in manifest.parts}
     parts = [p for manifest in chain for p in manifest.parts]
     return Validated(
         uri=uri,
+        place=_place(uri),
         ok=not faults,
         run_id=head.run_id,
         export=head.content.identity.export if head.content else head.export_name,

@@ -251,6 +251,9 @@ def test_validate_finds_what_is_wrong(project: Project) -> None:
     assert f"{oldest.name}: missing: expected" in shown
     (nothing,) = told("validate", project.root / "nowhere", code=1)["datasets"]
     assert nothing["faults"][0]["kind"] == "manifest"
+    assert nothing["notes"] == ["there is no such directory"]
+    assert "nowhere/: there is no such directory" in said("validate", project.root / "nowhere", code=1).stdout
+    assert "this is a file" in said("validate", project.file, code=1).stdout
 
 
 def test_a_dataset_does_not_hide_those_below_it(tmp_path: Path) -> None:
@@ -270,6 +273,63 @@ def test_a_dataset_does_not_hide_those_below_it(tmp_path: Path) -> None:
     next((lake / "shop" / "orders" / "partition=a" / "data").iterdir()).unlink()
     for where in (lake, lake / "shop"):
         assert [d["ok"] for d in told("validate", where, code=1)["datasets"]] == [True, False]
+
+
+def test_what_cannot_be_looked_at_hides_nothing_else(project: Project) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        project.sql("insert into events values (1, 'note')")
+        project.export(instance)
+    # Links are not followed: nobody can tell what they hold.
+    (project.lake / "broken").mkdir()
+    (project.lake / "broken" / "manifest.json").symlink_to(project.file)
+    below = project.lake / "events" / "partition=a"
+    below.mkdir()
+    (below / "_SUCCESS").symlink_to(project.root)
+    shown = said("validate", project.lake, code=2).stdout
+    assert shown.count("NOT JUDGED") == 2
+    (broken, events, out, notes) = told("validate", project.lake, code=2)["datasets"]
+    assert (broken["place"], broken["ok"]) == (f"{project.lake}/broken/", False)
+    assert "manifest.json" in broken["error"]
+    assert (events["ok"], events["error"], notes["ok"]) == (True, None, True)
+    assert f"{out['place']}: {out['error']}" in shown
+    # What is wrong for certain is said first.
+    next((project.lake / "notes" / "data").iterdir()).unlink()
+    assert told("validate", project.lake, code=1)["ok"] is False
+
+
+def test_a_chain_that_is_not_whole_is_wrong_and_not_merely_unknown(project: Project) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        for key in (1, 2, 3):
+            project.sql(f"insert into events values ({key}, 'note')")
+            project.export(instance)
+    head = json.loads((project.lake / "events" / "manifest.json").read_bytes())
+    (project.lake / "events" / f"manifest-{head['previous']['run_id']}.json").unlink()
+    (found,) = told("validate", project.lake / "events", code=1)["datasets"]
+    assert found["error"] is None
+    assert head["previous"]["run_id"] in found["faults"][0]["found"]
+
+
+def test_a_store_that_answers_nobody_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    (found,) = told("validate", "s3://nobucket/x", code=2)["datasets"]
+    assert "credentials" in found["error"]
+    assert "NOT JUDGED" in said("validate", "s3://nobucket/x", code=2).stdout
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("", "give . for the working directory"),
+        ("file://otherhost/tmp/x", "found one of the host otherhost"),
+        ("file:///a%00", "with a NUL"),
+        ("https://[::1/lake", "none that can be read"),
+    ],
+)
+def test_what_is_no_place_is_refused(where: str, message: str) -> None:
+    assert message in said("validate", where, code=2).stderr
 
 
 def test_validate_reaches_a_store_with_and_without_definitions(
