@@ -50,6 +50,7 @@ class Cursor:
         resolution: how far two different values of a time are apart, at least.
         unique: whether a unique index over it alone makes each value the only one; NULL aside.
         nullable: whether it may be NULL.
+        finds_nulls: whether the rows with NULL are found without looking at all others, as by an index.
         form: how the source writes values; for the source alone.
     """
 
@@ -59,6 +60,7 @@ class Cursor:
     resolution: timedelta = timedelta(microseconds=1)
     unique: bool = False
     nullable: bool = True
+    finds_nulls: bool = False
     form: str = ""
 
 
@@ -103,6 +105,7 @@ class Settling:
         writers: who was writing when the clock or the greatest value was noted must have ended before rows are read.
         timeout: how long to wait for that.
         nulls: the number of rows whose cursor is NULL is asked for, too.
+        nulls_below: so many are not worth counting; `None` counts all there are.
         low: where the window will begin.
     """
 
@@ -110,6 +113,7 @@ class Settling:
     writers: bool
     timeout: timedelta
     nulls: bool
+    nulls_below: int | None = None
     low: Any | None = None
 
 
@@ -120,7 +124,7 @@ class Noted:
     Attributes:
         clock: of the source, with a time zone; earlier, where transactions of then were still open.
         top: the greatest value; `None` where there is none, or none was asked for.
-        nulls: how many rows have a NULL cursor, where that was asked for.
+        nulls: how many rows have a NULL cursor, where that was asked for; `None` for `nulls_below` or more.
         said: how it came about, for metadata.
     """
 

@@ -14,6 +14,7 @@ from rivet_dagster.windows import Cursor, CursorKind, CursorTerm, Window
 
 __all__ = [
     "column_name",
+    "known_nulls_of",
     "read_window",
     "recorded_cursor",
     "recorded_window",
@@ -50,14 +51,18 @@ def written(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date) else value
 
 
-def recorded_cursor(mode: Incremental, window: Window) -> dict[str, Any]:
-    """The state after a run: the next window begins here, behind `value` itself where that is `included`."""
+def recorded_cursor(mode: Incremental, window: Window, *, nulls: int | None = None) -> dict[str, Any]:
+    """The state after a run: the next window begins here, behind `value` itself where that is `included`.
+
+    `nulls` rows without a value are known by then, where somebody has counted.
+    """
     return {
         "column": column_name(mode),
         "type": type_name(mode, window.cursor),
         "kind": window.cursor.kind,
         "value": written(window.high),
         "included": window.high is not None and not window.high_open,
+        **({} if nulls is None else {"nulls": nulls}),
     }
 
 
@@ -70,6 +75,12 @@ def recorded_window(window: Window) -> dict[str, Any]:
         "high_open": window.high_open,
         "nulls": window.nulls,
     }
+
+
+def known_nulls_of(cursor: Mapping[str, Any]) -> int | None:
+    """How many rows without a value the state knows of."""
+    found = cursor.get("nulls")
+    return found if isinstance(found, int) else None
 
 
 def read_window(said: Mapping[str, Any], cursor: Cursor, *, endless: bool, where: str) -> Window:

@@ -20,6 +20,8 @@ from rivet_dagster.windows import Cursor, Noted, Settling, Window
 __all__ = ["Fixed", "check_mode", "fixed_window"]
 
 _RANDOM = 4
+# An index finds so many in no time; more of them than that are no news, and are not counted in every run.
+_NULLS_BELOW = 100_000
 _CHOICE = 'choose lag="5 minutes" (later commits may be missed), or settle="none"'
 
 
@@ -30,10 +32,14 @@ class Fixed:
     Attributes:
         window: what is read.
         said: how it came about, as metadata.
+        nulls: how many rows without a cursor the next run is to know of; `None` where nobody has counted.
+        warning: rows that are lost while nobody looks.
     """
 
     window: Window
     said: Mapping[str, Any]
+    nulls: int | None = None
+    warning: str | None = None
 
 
 def check_mode(mode: Incremental, cursor: Cursor, source: IncrementalSource, *, subject: str) -> bool:
@@ -80,6 +86,7 @@ def fixed_window(
     by_clock: bool,
     start: tuple[Any, bool] | None,
     subject: str,
+    known_nulls: int | None = None,
 ) -> Iterator[Fixed]:
     """Fix the window; what is opened within the context reads what was settled when it was fixed.
 
@@ -91,6 +98,7 @@ def fixed_window(
         by_clock: what `check_mode` said of them.
         start: where it begins, and whether behind the value itself; `None` for the first run of a dataset.
         subject: as messages begin.
+        known_nulls: how many rows without a cursor the delivery before knew of.
 
     Raises:
         ConfigError: the mode does not go with the source as it is.
@@ -108,7 +116,8 @@ def fixed_window(
         top=not by_clock,
         writers=writers,
         timeout=parse_duration(mode.settle_timeout, field="settle_timeout"),
-        nulls=cursor.nullable and (mode.nulls == "fail" or start is None),
+        nulls=cursor.nullable and (mode.nulls == "fail" or start is None or cursor.finds_nulls),
+        nulls_below=None if mode.nulls == "fail" or start is None else _NULLS_BELOW,
         low=low,
     )
     with source.settling(query, cursor, asked) as noted:
@@ -123,7 +132,11 @@ def fixed_window(
             end, end_open = low, not low_open
         nulls = mode.nulls == "first_run" and start is None
         window = Window(cursor=cursor, low=low, low_open=low_open, high=end, high_open=end_open, nulls=nulls)
-        yield Fixed(window=window, said=_said(mode, noted, writers=writers))
+        settled = _settled(mode, noted, writers=writers)
+        if not cursor.nullable or mode.nulls == "fail":
+            yield Fixed(window=window, said={"rivet/settle": settled})
+            return
+        yield _with_nulls(mode, window, settled, found=noted.nulls, known=known_nulls)
 
 
 def _choice(*, by_clock: bool) -> str:
@@ -179,13 +192,34 @@ def _before(one: Any, other: Any) -> bool:
     return bool(one < other) if isinstance(one, int | date) else False
 
 
-def _said(mode: Incremental, noted: Noted, *, writers: bool) -> dict[str, Any]:
+def _with_nulls(
+    mode: Incremental, window: Window, settled: dict[str, Any], *, found: int | None, known: int | None
+) -> Fixed:
+    """What is said of rows without a cursor; of all that there are, the first run may have exported those `known`."""
+    if found is None:
+        few = f"{_NULLS_BELOW:,} or more" if window.cursor.finds_nulls else "no index finds them"
+        settled["nulls"] = f"not counted: {few}"
+        return Fixed(window=window, said={"rivet/settle": settled}, nulls=known)
+    said: dict[str, Any] = {"rivet/settle": settled}
+    if mode.nulls == "exclude":
+        said["rivet/nulls_excluded"] = found
+    elif known is not None:
+        said["rivet/nulls_excluded"] = max(0, found - known)
+    warning = None
+    if found > (known or 0) and not window.nulls:
+        before = "" if known is None else f" ({known} when it was last delivered)"
+        warning = (
+            f"{window.cursor.term.shown}: expected a value in every row, found {found} without one{before}; they "
+            'are left out until they have one: fill them, use a cursor_expression, or set nulls="fail"'
+        )
+    keep = mode.nulls == "first_run" and known is not None
+    return Fixed(window=window, said=said, nulls=known if keep else found, warning=warning)
+
+
+def _settled(mode: Incremental, noted: Noted, *, writers: bool) -> dict[str, Any]:
     settle: dict[str, Any] = {"settle": "writers" if writers else "lag" if mode.lag else "none", **noted.said}
     if mode.lag is not None:
         settle["lag_seconds"] = mode.held_back.total_seconds()
     if not writers:
         settle["note"] = "later commits may be missed" if mode.lag else "commits with an earlier cursor are missed"
-    said: dict[str, Any] = {"rivet/settle": settle}
-    if noted.nulls is not None and mode.nulls == "exclude":
-        said["rivet/nulls_excluded"] = noted.nulls
-    return said
+    return settle

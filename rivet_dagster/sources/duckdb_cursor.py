@@ -11,7 +11,7 @@ from rivet_dagster.rows import Query
 from rivet_dagster.sources.description import query_text, what_is_read
 from rivet_dagster.sources.duckdb_keys import Rows, literal, relation_of
 from rivet_dagster.sources.ranges import KeyColumn
-from rivet_dagster.sources.terms import no_column, no_cursor, relation_text, term_sql, top_sql
+from rivet_dagster.sources.terms import counted_nulls, no_column, no_cursor, nulls_sql, relation_text, term_sql, top_sql
 from rivet_dagster.windows import Cursor, CursorKind, CursorTerm, Noted, Settling
 
 __all__ = ["cursor_of", "note", "value_literal"]
@@ -50,7 +50,7 @@ def cursor_of(query: Query, term: CursorTerm, rows: Rows, types: Callable[[str],
         ConfigError: it is no column, or of a type that no window can be over.
     """
     text = query_text(query, most=3, fold=False)
-    unique, nullable = False, True
+    unique, nullable, finds_nulls = False, True, False
     if query.table is not None and term.column is not None:
         relation = relation_of(query, rows)
         # Names that differ in case only are one name to DuckDB.
@@ -62,6 +62,8 @@ def cursor_of(query: Query, term: CursorTerm, rows: Rows, types: Callable[[str],
         if kind_name == "VARCHAR" and column.obstacle is not None:
             raise no_cursor(query, term, kind_name, column.obstacle)
         unique = relation.is_unique(column.name)
+        # A column is stored by itself, and each piece of it says whether it has any.
+        finds_nulls = relation.obstacle is None
     else:
         if term.column is not None and term.column not in (known := types(text)):
             raise no_column(query, term.column, known)
@@ -75,6 +77,7 @@ def cursor_of(query: Query, term: CursorTerm, rows: Rows, types: Callable[[str],
         resolution=_RESOLUTIONS.get(kind_name, timedelta(microseconds=1)),
         unique=unique,
         nullable=nullable,
+        finds_nulls=finds_nulls,
     )
 
 
@@ -95,7 +98,7 @@ def note(query: Query, cursor: Cursor, asked: Settling, rows: Rows) -> Noted:
     relation, term = relation_text(query, query_text(query, most=3, fold=False)), term_sql(cursor.term)
     nulls = None
     if asked.nulls:
-        nulls = int(rows(f"SELECT count(*) AS n FROM {relation} WHERE {term} IS NULL")[0]["n"])
+        nulls = counted_nulls(int(rows(nulls_sql(relation, term, asked))[0]["n"]), asked)
     top = None
     if asked.top:
         found = rows(top_sql(relation, term, f"{term}::VARCHAR" if cursor.kind == "uuid" else term))

@@ -13,7 +13,16 @@ from rivet_dagster.rows import Query
 from rivet_dagster.sources.description import what_is_read
 from rivet_dagster.sources.mysql_catalog import Rows, backquoted, utf8_literal
 from rivet_dagster.sources.mysql_types import WireColumn, plan_column
-from rivet_dagster.sources.terms import no_column, no_cursor, relation_text, term_sql, top_sql, windowed
+from rivet_dagster.sources.terms import (
+    counted_nulls,
+    no_column,
+    no_cursor,
+    nulls_sql,
+    relation_text,
+    term_sql,
+    top_sql,
+    windowed,
+)
 from rivet_dagster.windows import Cursor, CursorKind, CursorTerm, Noted, Settling, Window
 
 __all__ = ["cursor_of", "note", "value_literal", "window_text"]
@@ -34,6 +43,13 @@ SELECT COUNT(*) FROM (
     GROUP BY s.INDEX_NAME
     HAVING COUNT(*) = 1 AND MAX(s.SUB_PART) IS NULL AND MAX(LOWER(s.COLUMN_NAME)) = LOWER({column})
 ) AS u
+"""
+
+_LEADS_AN_INDEX = """
+SELECT s.INDEX_NAME FROM information_schema.STATISTICS AS s
+WHERE s.TABLE_SCHEMA = {schema} AND s.TABLE_NAME = {table} AND s.SEQ_IN_INDEX = 1
+  AND s.INDEX_TYPE = 'BTREE' AND LOWER(s.COLUMN_NAME) = LOWER({column})
+LIMIT 1
 """
 
 
@@ -68,10 +84,11 @@ def cursor_of(
     kind = _KINDS.get(plan.natural, "text" if plan.source_type in _TEXTS else None)
     if kind is None or plan.source_type in {"year", "null"} or plan.source_type.startswith("bit"):
         raise no_cursor(query, term, plan.source_type)
-    unique = False
+    unique = leads = False
     if named is not None and term.column is not None:
         column = utf8_literal(term.column)
         unique = bool(rows(_UNIQUE.format(schema=named[0], table=named[1], column=column))[0][0])
+        leads = bool(rows(_LEADS_AN_INDEX.format(schema=named[0], table=named[1], column=column)))
     return Cursor(
         term=term,
         kind=kind,
@@ -80,6 +97,7 @@ def cursor_of(
         resolution=timedelta(seconds=1),
         unique=unique,
         nullable=not (named is not None and found.flags & _NOT_NULL),
+        finds_nulls=leads,
     )
 
 
@@ -116,7 +134,7 @@ def note(query: Query, cursor: Cursor, text: str, asked: Settling, rows: Rows) -
     relation, term = relation_text(query, text), term_sql(cursor.term, backquoted)
     nulls = None
     if asked.nulls:
-        nulls = int(rows(f"SELECT COUNT(*) FROM {relation} WHERE {term} IS NULL")[0][0])
+        nulls = counted_nulls(int(rows(nulls_sql(relation, term, asked))[0][0]), asked)
     top = None
     if asked.top:
         found = rows(top_sql(relation, term, term))

@@ -15,7 +15,15 @@ from rivet_dagster.sources.description import query_text, what_is_read
 from rivet_dagster.sources.postgres_keys import Rows, literal, relation_of, text_literal
 from rivet_dagster.sources.postgres_writers import check_promise, relation_literal, settled
 from rivet_dagster.sources.ranges import KeyColumn
-from rivet_dagster.sources.terms import no_column, no_cursor, relation_text, term_sql, top_sql
+from rivet_dagster.sources.terms import (
+    counted_nulls,
+    no_column,
+    no_cursor,
+    nulls_sql,
+    relation_text,
+    term_sql,
+    top_sql,
+)
 from rivet_dagster.windows import Cursor, CursorKind, CursorTerm, Noted, Settling
 
 __all__ = ["cursor_of", "note", "value_literal"]
@@ -42,6 +50,15 @@ _LITERALS: dict[CursorKind, str] = {
 _DECLARED = """
 SELECT format_type(a.atttypid, a.atttypmod) AS declared FROM pg_attribute a
 WHERE a.attrelid = to_regclass({relation}) AND a.attname = {column}
+"""
+
+_LEADS_AN_INDEX = """
+SELECT i.indexrelid FROM pg_index i JOIN pg_class n ON n.oid = i.indexrelid JOIN pg_am m ON m.oid = n.relam
+     JOIN pg_class t ON t.oid = i.indrelid
+     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+WHERE i.indrelid = to_regclass({relation}) AND a.attname = {column} AND m.amname = 'btree'
+  AND i.indisvalid AND i.indpred IS NULL AND (t.relkind = 'p' OR NOT t.relhassubclass)
+LIMIT 1
 """
 
 
@@ -72,13 +89,16 @@ def cursor_of(query: Query, term: CursorTerm, rows: Rows, describe: Callable[[st
     if column.obstacle is not None:
         raise no_cursor(query, term, column.type_name)
     unique = relation.is_unique(term.column)
+    nullable = column.nullable or relation.obstacle is not None
+    named = {"relation": relation_literal(query), "column": text_literal(term.column)}
     return Cursor(
         term=term,
         kind=_kind(query, term, column.type_name),
         type_name=column.type_name,
         resolution=_resolution(query, term, rows),
         unique=unique,
-        nullable=column.nullable or relation.obstacle is not None,
+        nullable=nullable,
+        finds_nulls=nullable and bool(rows(_LEADS_AN_INDEX.format(**named))),
     )
 
 
@@ -120,7 +140,7 @@ def note(query: Query, cursor: Cursor, asked: Settling, rows: Rows) -> Noted:
         check_promise(query, cursor, rows, replica=replica, by_clock=not asked.top)
     nulls = None
     if asked.nulls:
-        nulls = int(rows(f"SELECT count(*)::int8 AS n FROM {relation} WHERE {term} IS NULL")[0]["n"])
+        nulls = counted_nulls(int(rows(nulls_sql(relation, term, asked))[0]["n"]), asked)
     clock = _clock(query, rows, replica=replica)
     top = None
     if asked.top:

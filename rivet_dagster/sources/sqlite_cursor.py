@@ -18,9 +18,9 @@ import pyarrow as pa
 from rivet_dagster.errors import ConfigError, ContractError, SourceError
 from rivet_dagster.rows import Query
 from rivet_dagster.sources.description import query_text, what_is_read
-from rivet_dagster.sources.sqlite_keys import Fetch, relation_of
+from rivet_dagster.sources.sqlite_keys import Fetch, leads_an_index, relation_of
 from rivet_dagster.sources.sqlite_types import arrow_type_of
-from rivet_dagster.sources.terms import no_column, no_cursor, relation_text, term_sql, top_sql
+from rivet_dagster.sources.terms import counted_nulls, no_column, no_cursor, nulls_sql, relation_text, term_sql, top_sql
 from rivet_dagster.windows import Cursor, CursorKind, CursorTerm, Noted, Settling
 
 __all__ = ["bound_of", "cursor_of", "note", "only_writer", "value_literal"]
@@ -49,7 +49,7 @@ def cursor_of(
         ConfigError: it is no column, or of a type that no window can be over.
     """
     text = query_text(query, most=2, fold=False)
-    unique, nullable = False, True
+    unique, nullable, leads = False, True, False
     if query.table is not None and term.column is not None:
         relation = relation_of(query, fetch)
         column = relation.columns.get(term.column)
@@ -57,6 +57,7 @@ def cursor_of(
             raise no_column(query, term.column, relation.columns)
         unique = relation.is_unique(term.column)
         nullable = column.nullable or relation.obstacle is not None
+        leads = relation.obstacle is None and leads_an_index(query, term.column, fetch)
         declared, arrow = column.type_name, arrow_type_of(column.type_name)
         if "text" in declared.lower() and column.obstacle is not None:
             raise no_cursor(query, term, declared, column.obstacle)
@@ -80,6 +81,7 @@ def cursor_of(
         resolution=timedelta(seconds=1),
         unique=unique,
         nullable=nullable,
+        finds_nulls=leads,
         form=form,
     )
 
@@ -117,7 +119,7 @@ def note(query: Query, cursor: Cursor, asked: Settling, fetch: Fetch) -> Noted:
     _check_form(query, cursor, asked, fetch)
     nulls = None
     if asked.nulls:
-        nulls = int(fetch(f"SELECT count(*) FROM {relation} WHERE {term} IS NULL", ())[0][0])
+        nulls = counted_nulls(int(fetch(nulls_sql(relation, term, asked), ())[0][0]), asked)
     top = None
     if asked.top:
         found = fetch(top_sql(relation, term, term), ())

@@ -29,7 +29,7 @@ from rivet_dagster.sources.ranges import (
 )
 from rivet_dagster.sources.sqlite_types import arrow_type_of
 
-__all__ = ["boundaries", "estimated_rows", "range_condition", "relation_of"]
+__all__ = ["boundaries", "estimated_rows", "leads_an_index", "range_condition", "relation_of"]
 
 Fetch = Callable[[str, tuple[Any, ...]], list[tuple[Any, ...]]]
 """All rows of a small statement with parameters."""
@@ -73,6 +73,14 @@ def relation_of(query: Query, fetch: Fetch) -> Relation:
     if re.match(r"\s*CREATE\s+VIRTUAL\b", sql, re.IGNORECASE):
         obstacle = "it is a virtual table, and nothing vouches for what it returns"
     return Relation(columns={column.name: column for column in columns}, indexes=tuple(indexes), obstacle=obstacle)
+
+
+def leads_an_index(query: Query, column: str, fetch: Fetch) -> bool:
+    """Whether an index of all rows begins with a column of the query's table."""
+    schema, table = _named(query)
+    first = "SELECT 1 FROM pragma_index_info(l.name, ?) AS i WHERE i.seqno = 0 AND lower(i.name) = lower(?)"
+    sql = f"SELECT 1 FROM pragma_index_list(?, ?) AS l WHERE NOT l.partial AND EXISTS ({first}) LIMIT 1"
+    return bool(fetch(sql, (table, schema, schema, column)))
 
 
 def estimated_rows(query: Query, fetch: Fetch) -> int | None:

@@ -8,9 +8,19 @@ from typing import Any
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.rows import Query
 from rivet_dagster.sources.description import quoted, what_is_read
-from rivet_dagster.windows import CursorTerm, Window
+from rivet_dagster.windows import CursorTerm, Settling, Window
 
-__all__ = ["condition", "no_column", "no_cursor", "relation_text", "term_sql", "top_sql", "windowed"]
+__all__ = [
+    "condition",
+    "counted_nulls",
+    "no_column",
+    "no_cursor",
+    "nulls_sql",
+    "relation_text",
+    "term_sql",
+    "top_sql",
+    "windowed",
+]
 
 
 def term_sql(term: CursorTerm, quote: Callable[[str], str] = quoted) -> str:
@@ -57,6 +67,19 @@ def condition(window: Window, term: str, literal: Callable[[Any], str]) -> str:
 def top_sql(relation: str, term: str, sent: str) -> str:
     """A statement that gives the greatest value of a term as `top`; no row where there is none. It follows an index."""
     return f"SELECT {sent} AS top FROM {relation} WHERE {term} IS NOT NULL ORDER BY {term} DESC LIMIT 1"
+
+
+def nulls_sql(relation: str, term: str, asked: Settling) -> str:
+    """A statement that counts the rows without a value as `n`; no further than it is asked to."""
+    if asked.nulls_below is None:
+        return f"SELECT count(*) AS n FROM {relation} WHERE {term} IS NULL"
+    some = f"SELECT 1 AS one FROM {relation} WHERE {term} IS NULL LIMIT {asked.nulls_below}"
+    return f"SELECT count(*) AS n FROM ({some}) AS found"
+
+
+def counted_nulls(found: int, asked: Settling) -> int | None:
+    """What `nulls_sql` has counted, where it counted all."""
+    return found if asked.nulls_below is None or found < asked.nulls_below else None
 
 
 def no_column(query: Query, column: str, known: Iterable[str]) -> ConfigError:

@@ -94,7 +94,7 @@ def test_ties_are_not_lost_wherever_a_window_ends(database, export):
 
 
 @pytest.mark.parametrize("nulls", ["exclude", "first_run", "fail"])
-def test_what_is_said_of_nulls_is_done_in_the_database(database, export, nulls):
+def test_what_is_said_of_nulls_is_done_in_the_database(database, export, nulls, caplog, monkeypatch):
     """And those that sort last neither freeze the cursor nor empty it."""
     database.execute(
         f"CREATE TABLE events (id integer, n {database.bigint} UNIQUE)",
@@ -114,9 +114,26 @@ def test_what_is_said_of_nulls_is_done_in_the_database(database, export, nulls):
         return
     assert events.run().counters.get("rivet/nulls_excluded") == (2 if nulls == "exclude" else None)
     assert events.manifest["cursor"]["value"] == 3
-    database.execute("INSERT INTO events VALUES (6, NULL), (7, 7)")
-    assert "rivet/nulls_excluded" not in events.run().counters
+
+    def lost():
+        caplog.clear()
+        found = events.run().counters.get("rivet/nulls_excluded")
+        return found, sum("without one" in message for message in caplog.messages)
+
+    was = 2 if nulls == "exclude" else 0
+    assert events.manifest["cursor"]["nulls"] == 2
+    assert lost() == (was, 0)
+    database.execute("INSERT INTO events VALUES (6, NULL)")
+    assert lost() == (was + 1, 1)
+    assert "found 3 without one (2 when it was last delivered)" in caplog.text
+    database.execute("INSERT INTO events VALUES (7, 7)")
+    assert lost() == (was + 1, 1)
     assert events.manifest["cursor"]["value"] == 7
+    # What the first run has exported stays what is compared with; what is left out on purpose is old news now.
+    assert lost() == (was + 1, 0 if nulls == "exclude" else 1)
+    monkeypatch.setattr("rivet_dagster.exports.window._NULLS_BELOW", 3)
+    assert lost() == (None, 0)
+    assert events.run().counters["rivet/settle"]["nulls"] == "not counted: 3 or more"
     assert events.rows() == ([1, 3, 5, 7] if nulls == "exclude" else [1, 2, 3, 4, 5, 7])
 
 

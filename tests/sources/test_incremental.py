@@ -114,7 +114,10 @@ def test_a_timestamp_without_a_zone_is_read_up_to_the_clock(database: Database, 
     time.sleep(1.1)
     second = events.run()
     assert events.rows() == [1, 2, 5]
-    assert "rivet/nulls_excluded" not in second.counters
+    # Without an index they are not looked for in each run.
+    said = second.counters["rivet/settle"].get("nulls")
+    counted = second.counters.get("rivet/nulls_excluded")
+    assert (counted, said) == ((2, None) if database.kind == "duckdb" else (None, "not counted: no index finds them"))
     assert second.window["low"] == first.window["high"]
 
 

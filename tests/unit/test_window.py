@@ -157,17 +157,19 @@ def test_writers_are_asked_for_unless_something_else_was_chosen(mode: dict[str, 
 
 
 def test_nulls_are_counted_where_that_says_something() -> None:
-    """By the first run, and by each that must not find one; never in a column that has none."""
-    for cursor, start, nulls, asked in (
-        (described("integer"), None, "exclude", True),
-        (described("integer"), (1, False), "exclude", False),
-        (described("integer"), (1, False), "fail", True),
-        (described("integer", nullable=False), None, "exclude", False),
+    """By the first run, by each that must not find one, and where it costs nothing; never where there is none."""
+    for cursor, start, nulls, asked, below in (
+        (described("integer"), None, "exclude", True, None),
+        (described("integer"), (1, False), "exclude", False, 100_000),
+        (described("integer", finds_nulls=True), (1, False), "exclude", True, 100_000),
+        (described("integer", finds_nulls=True), (1, False), "fail", True, None),
+        (described("integer"), (1, False), "fail", True, None),
+        (described("integer", nullable=False, finds_nulls=True), None, "exclude", False, None),
     ):
         source = Source(Noted(clock=NOON, top=5, nulls=0))
         fix(cursor, source, start, nulls=nulls)
         assert source.asked is not None
-        assert source.asked.nulls is asked
+        assert (source.asked.nulls, source.asked.nulls_below) == (asked, below)
 
 
 KINDS = {
