@@ -27,27 +27,41 @@ _GRACE_S = 0.05
 _POLL_S = 0.1
 _NAMED = 5
 
-# Identity and serial columns; of partitions, too, which may have their own.
+# Identity and serial columns; of partitions and children, too, which may have their own.
 _SEQUENCES = """
 WITH here AS (
-    SELECT d.classid, d.objid
+    SELECT d.classid, d.objid, d.classid = 'pg_attrdef'::regclass OR d.deptype = 'i' AS drawn
     FROM pg_depend d JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
     WHERE d.refclassid = 'pg_class'::regclass AND a.attname = {column} AND d.refobjid IN ({tables})
 )
-SELECT s.seqcache::int8 AS cache, s.seqincrement > 0 AND NOT s.seqcycle AS rises, s.seqrelid::regclass::text AS name
-FROM pg_sequence s WHERE s.seqrelid IN (
-    SELECT objid FROM here WHERE classid = 'pg_class'::regclass
-    UNION SELECT e.refobjid FROM here JOIN pg_depend e USING (classid, objid)
-    WHERE classid = 'pg_attrdef'::regclass AND e.refclassid = 'pg_class'::regclass)
+SELECT s.seqcache::int8 AS cache, s.seqincrement > 0 AND NOT s.seqcycle AS rises, s.seqrelid::regclass::text AS name,
+       bool_or(f.drawn) AS drawn
+FROM pg_sequence s JOIN (
+    SELECT objid, drawn FROM here WHERE classid = 'pg_class'::regclass
+    UNION ALL SELECT e.refobjid, drawn FROM here JOIN pg_depend e USING (classid, objid)
+    WHERE classid = 'pg_attrdef'::regclass AND e.refclassid = 'pg_class'::regclass
+) f ON f.objid = s.seqrelid
+GROUP BY 1, 2, 3 ORDER BY 3
 """
 # Native subscriptions say which tables they write to; those of extensions are known by their origins alone.
 _SUBSCRIBED = """
 SELECT (SELECT count(*) FROM pg_subscription_rel{only})
        + (SELECT count(*) FROM pg_replication_origin WHERE roname !~ '^pg_[0-9]+') AS n
 """
-_FOREIGN = "SELECT count(*)::int8 AS n FROM pg_foreign_table WHERE ftrelid IN ({tables})"
-# A table and all of its partitions.
-_TABLES = "SELECT to_regclass({0})::oid UNION SELECT relid::oid FROM pg_partition_tree(to_regclass({0}))"
+_ELSEWHERE = "SELECT count(*)::int8 AS n FROM pg_class WHERE relkind IN ('f', 'm') AND oid IN ({tables})"
+_BELOW = """
+WITH RECURSIVE below(oid) AS (
+    SELECT to_regclass({{0}})::oid UNION SELECT e.lower FROM below JOIN ({}) e ON e.upper = below.oid
+) SELECT oid FROM below
+"""
+_INHERITS = "SELECT inhparent AS upper, inhrelid AS lower FROM pg_inherits"
+_VIEWED = """
+SELECT r.ev_class, d.refobjid FROM pg_rewrite r JOIN pg_depend d ON d.objid = r.oid
+WHERE d.classid = 'pg_rewrite'::regclass AND d.refclassid = 'pg_class'::regclass AND r.ev_type = '1'
+"""
+# A table with all of its partitions and children; and what is read through views, too.
+_FAMILY = _BELOW.format(_INHERITS)
+_TABLES = _BELOW.format(f"{_INHERITS} UNION ALL {_VIEWED}")
 # Several transactions of one message share its start, `now()`, and between two of them nothing is open: by a clock, a
 # client that is at work counts from there. Background workers may say that they always are; parallel ones only read.
 # A WAL sender may write as any client, but not while it streams; it does not note when its transactions began.
@@ -104,10 +118,11 @@ def check_promise(query: Query, cursor: Cursor, rows: Rows, *, replica: bool, by
             f'{what}: settle="writers" needs one primary, and rows come here by logical replication, with values that '
             f"another server gave them; read from there, or {instead}"
         )
-    if tables is not None and rows(_FOREIGN.format(tables=tables))[0]["n"]:
+    if tables is not None and rows(_ELSEWHERE.format(tables=tables))[0]["n"]:
         raise ConfigError(
-            f'{what}: settle="writers" needs rows of this server, and it is a foreign table, or has such a partition: '
-            f"who is writing there is not known; read from there, or {instead}"
+            f'{what}: settle="writers" needs rows of this server that are there when they are committed, and it is or '
+            "reads a foreign table, where who is writing is not known, or a materialized view, whose rows come when it "
+            f"is refreshed; read from their own tables, or {instead}"
         )
     if by_clock:
         _check_sees_work(what, rows, instead)
@@ -122,6 +137,13 @@ def check_promise(query: Query, cursor: Cursor, rows: Rows, *, replica: bool, by
                 f'{what}: settle="writers" needs ids that are drawn in order, and the sequence {found["name"]} {why}; '
                 f"ALTER SEQUENCE … CACHE 1 NO CYCLE, take a timestamp as cursor, or {instead}"
             )
+    family = _FAMILY.format(relation_literal(query))
+    drawn = [found["name"] for found in rows(_SEQUENCES.format(tables=family, column=column)) if found["drawn"]]
+    if len(drawn) > 1:
+        raise ConfigError(
+            f'{what}: settle="writers" needs ids that are drawn in order, and its children draw them from several '
+            f"sequences: {', '.join(drawn)}; let all draw from one, take a timestamp as cursor, or {instead}"
+        )
 
 
 def _check_sees_work(what: str, rows: Rows, instead: str) -> None:

@@ -391,6 +391,52 @@ def test_ids_that_are_not_drawn_in_order_are_refused(
     pg.execute("DROP SEQUENCE IF EXISTS events_id_seq CASCADE")
 
 
+CHILD = "CREATE TABLE child () INHERITS (events)"
+ITS_OWN = "ALTER TABLE child ALTER id DROP DEFAULT, ALTER id ADD GENERATED ALWAYS AS IDENTITY (CACHE {})"
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        ([CHILD, ITS_OWN.format(20)], "child_id_seq hands out 20"),
+        ([CHILD, ITS_OWN.format(1)], "child_id_seq, events_id_seq"),
+        (["ALTER SEQUENCE events_id_seq CACHE 9", "CREATE VIEW child AS TABLE events"], "events_id_seq hands out 9"),
+    ],
+    ids=["child", "two", "view"],
+)
+def test_ids_are_drawn_in_order_by_children_and_below_views_too(
+    pg: Postgres, events: Incrementally, made: list[str], expected: str
+) -> None:
+    pg.execute(*made)
+    try:
+        events.relation = {"table": "child" if "VIEW" in made[-1] else "events"}
+        with pytest.raises(ConfigError, match=rf'{expected}.*settle="none"'):
+            events.run(BY_ID)
+        events.run()
+    finally:
+        pg.execute("DROP TABLE events CASCADE")
+
+
+def test_a_view_of_what_comes_from_elsewhere_is_refused_and_one_of_tables_is_not(
+    pg: Postgres, events: Incrementally
+) -> None:
+    pg.execute(
+        "CREATE MATERIALIZED VIEW kept AS SELECT * FROM events",
+        "CREATE VIEW seen AS SELECT * FROM kept",
+        "CREATE TABLE names (id bigserial, name text)",
+        "CREATE VIEW joined AS SELECT e.*, name FROM events e LEFT JOIN names USING (id)",
+    )
+    try:
+        for table in ("kept", "seen"):
+            events.relation = {"table": table}
+            with pytest.raises(ConfigError, match=r'refreshed.*lag="5 minutes"'):
+                events.run()
+        events.relation = {"table": "joined"}
+        events.run(BY_ID)
+    finally:
+        pg.execute("DROP TABLE events, names CASCADE")
+
+
 def test_rows_that_come_by_logical_replication_are_refused(pg: Postgres, events: Incrementally) -> None:
     """Into a table or a partition of it: their stamps are another server's."""
     pg.execute(
