@@ -183,7 +183,7 @@ class SplittableSource(Source, Protocol):
 
 
 class Snapshot(Source, Protocol):
-    """What several statements of one run read; ends with its context."""
+    """What several statements of one run read: begins with the first of them at the latest, ends with its context."""
 
     @property
     def consistency(self) -> Consistency:

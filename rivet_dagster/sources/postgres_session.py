@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -29,28 +30,28 @@ _SETTINGS = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
 }
-# TRUNCATE, what rewrites a table, and a table that was made anew under its name leave nothing to a snapshot from before
-# their commit: not the old rows, and not the new ones. A catalog that is read by SELECT is the snapshot's, functions
-# know the newest. Of tables with children, one that is new may be another child, which takes no row away.
-_REPLACED = """
-WITH read AS (
-    SELECT l.relation AS oid, c.oid IS NULL AS is_new, c.relkind, c.relhassubclass, c.relfilenode
-    FROM pg_locks l LEFT JOIN pg_class c ON c.oid = l.relation
-    WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.mode = 'AccessShareLock' AND l.granted
-)
-SELECT DISTINCT oid::regclass::text AS name FROM read
-WHERE relkind IN ('r', 'm') AND relfilenode <> 0 AND relfilenode IS DISTINCT FROM pg_relation_filenode(oid)
-      OR is_new AND pg_get_indexdef(oid) IS NULL AND NOT EXISTS (SELECT FROM read WHERE relhassubclass)
-ORDER BY 1
+# What a session has locked to read it, with all that planning found. Relations newer than its snapshot are not in its
+# catalog, and have no row that it sees.
+_LOCKED = """
+SELECT l.relation::int8 AS oid, l.relation::regclass::text AS name
+FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.mode = 'AccessShareLock' AND l.granted
+      AND c.relkind IN ('r', 'p', 'm', 'f', 'v') AND l.relation >= 16384
+ORDER BY 2
 """
-_RENEWALS = 3
+# What the holder of a snapshot has locked, others that read it get at once, unless somebody waits for that one: behind
+# whom they would wait for ever.
+_ADOPTED_LOCK_TIMEOUT_S = 10.0
 _BATCH_BYTES = "adbc.postgresql.batch_size_hint_bytes"
 # Larger batches cost memory and are no faster.
 _ENOUGH_BYTES = 2**20
 
 
 class PostgresSession:
-    """A connection that has begun a repeatable-read, read-only transaction; every read sees one snapshot.
+    """A connection that has begun a read-only transaction.
+
+    Each statement sees what is committed when it begins, which is after the locks of those before it; with an exported
+    snapshot, all of them see that one.
 
     Not safe for several threads, but for `cancel`.
     """
@@ -82,8 +83,11 @@ class PostgresSession:
         self._statement: AdbcStatement | None = None
         self._reader: Any = None
         self._connection: AdbcConnection | None = None
-        self._snapshot = snapshot
-        self._local = {**_SETTINGS, **_timeouts(database.settings), **(local or {})}
+        settings = database.settings
+        if snapshot is not None:
+            patience = min(settings.lock_timeout or _ADOPTED_LOCK_TIMEOUT_S, _ADOPTED_LOCK_TIMEOUT_S)
+            settings = replace(settings, lock_timeout=patience)
+        self._local = {**_SETTINGS, **_timeouts(settings), **(local or {})}
         with self._translated():
             self._connection = database.connect()
         try:
@@ -98,7 +102,8 @@ class PostgresSession:
         Raises:
             SourceError: transient where the exported snapshot is gone.
         """
-        self._run("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        isolation = "READ COMMITTED" if snapshot is None else "REPEATABLE READ"
+        self._run(f"BEGIN TRANSACTION ISOLATION LEVEL {isolation} READ ONLY")
         if snapshot is not None:
             self._adopt(snapshot)
         settings = ", ".join(f"set_config('{k}', '{v}', true)" for k, v in self._local.items())
@@ -128,42 +133,29 @@ class PostgresSession:
             ) from None
 
     def describe(self, sql: str) -> pa.Schema:
-        """The result of a statement as the server and the driver describe it, without running it.
-
-        That locks what it reads. A snapshot of its own is taken anew where something was replaced before the lock.
+        """The result of a statement as the server and the driver describe it, without running it; locks what it names.
 
         Raises:
-            SourceError: the server refused; transient where something was replaced.
+            SourceError: the server refused.
         """
-        described = self._describe(sql)
-        for _ in range(_RENEWALS if self._snapshot is None else 0):
-            if not self._replaced():
-                return described
-            self.end()
-            self.begin()
-            described = self._describe(sql)
-        self.check_unreplaced()
-        return described
-
-    def check_unreplaced(self) -> None:
-        """Refuse what was read, before the transaction ends, where this snapshot cannot see the rows of a table.
-
-        Raises:
-            SourceError: transient, something was replaced between the snapshot and the lock.
-        """
-        if replaced := self._replaced():
-            raise SourceError(
-                f"postgresql database {self._of.name!r}, {self._what}: {', '.join(replaced)} was truncated, rewritten "
-                "or replaced when reading began, and has no rows that this snapshot can see; run again",
-                transient=True,
-            )
-
-    def _replaced(self) -> list[str]:
-        return [row["name"] for row in self.rows(_REPLACED)]
-
-    def _describe(self, sql: str) -> pa.Schema:
         with self._translated(), self._prepared(sql) as statement:
             return pa.schema(statement.execute_schema())
+
+    def lock(self, sql: str) -> dict[int, str]:
+        """Lock all that a statement reads, until the transaction ends, without running it.
+
+        A snapshot from before a lock is granted sees nothing of what was committed by whoever held it: of a table that
+        was truncated and loaded, or changed places with another, not the old rows and not the new ones.
+
+        Returns:
+            What is locked: by number, the names.
+
+        Raises:
+            SourceError: the server refused.
+        """
+        # Planning locks what no name tells: partitions and other children.
+        self.rows(f"SELECT 1 AS planned FROM (\n{sql}\n) AS q LIMIT 0")
+        return self._locked()
 
     def rows(self, sql: str) -> list[dict[str, Any]]:
         """All rows of a small statement."""
@@ -171,8 +163,35 @@ class PostgresSession:
             handle, _ = statement.execute_query()
             return list(pa.RecordBatchReader.from_stream(handle).read_all().to_pylist())
 
-    def stream(self, sql: str, *, batch_bytes: int) -> Generator[pa.RecordBatch, None, None]:
-        """Run a statement and yield its batches as the driver delivers them; at the end, end the transaction."""
+    def check_locked(self, expected: Mapping[int, str]) -> None:
+        """Refuse what was read where more was read than was expected: a partition or child that came meanwhile.
+
+        Raises:
+            SourceError: transient, names it.
+        """
+        if more := [name for oid, name in self._locked().items() if oid not in expected]:
+            raise SourceError(
+                f"postgresql database {self._of.name!r}, {self._what}: {', '.join(more)} became a part of it while it "
+                "was read, and its rows are in some of the ranges only; run again",
+                transient=True,
+            )
+
+    def _locked(self) -> dict[int, str]:
+        return {row["oid"]: row["name"] for row in self.rows(_LOCKED)}
+
+    def stream(
+        self, sql: str, *, batch_bytes: int, expected: Mapping[int, str] | None = None
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """Run a statement and yield its batches as the driver delivers them; at the end, end the transaction.
+
+        Args:
+            sql: the statement.
+            batch_bytes: about how large a batch is.
+            expected: what it may read; `None` for whatever it does.
+
+        Raises:
+            SourceError: the server failed, or something else was read; transient where another run may succeed.
+        """
         # Public readers drop the SQLSTATE of what fails between two batches; this one is what ADBC's own DB-API uses.
         from adbc_driver_manager._reader import AdbcRecordBatchReader
 
@@ -190,7 +209,8 @@ class PostgresSession:
                     break
             yield batch
         self._end_statement()
-        self.check_unreplaced()
+        if expected is not None:
+            self.check_locked(expected)
         # So that a pooler may keep the server connection. Everything has been read: a failure changes nothing.
         with contextlib.suppress(SourceError):
             self._run("COMMIT")

@@ -32,11 +32,11 @@ _SAMPLED_BLOCKS = 64
 
 
 def blocks_of(query: Query, rows: Rows) -> Key | None:
-    """The blocks of the query's table as a key, and a lock that nothing can rewrite the table under; `None` without.
+    """The blocks of the query's table as a key; `None` where it has none.
 
     Args:
         query: what is read.
-        rows: runs a statement in the transaction that is to hold the lock.
+        rows: runs a statement in a transaction that has locked the table, so that nothing rewrites it.
     """
     if query.table is None:
         return None
@@ -44,7 +44,6 @@ def blocks_of(query: Query, rows: Rows) -> Key | None:
     found = rows(_STORED.format(relation=text_literal(name)))
     if not found or not found[0]["stored"]:
         return None
-    rows(f"SELECT 1 AS locked FROM {name} LIMIT 0")
     return _BLOCKS
 
 

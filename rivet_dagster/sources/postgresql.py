@@ -26,7 +26,7 @@ from rivet_dagster.sources.postgres_cursor import cursor_of, note, value_literal
 from rivet_dagster.sources.postgres_database import PostgresDatabase
 from rivet_dagster.sources.postgres_keys import Rows, range_condition, relation_of
 from rivet_dagster.sources.postgres_session import PostgresSession
-from rivet_dagster.sources.postgres_snapshot import PostgresSnapshot
+from rivet_dagster.sources.postgres_snapshot import PostgresSnapshot, SharedSnapshot
 from rivet_dagster.sources.postgres_statistics import estimated_rows, sample_clause
 from rivet_dagster.sources.postgres_storage import block_condition
 from rivet_dagster.sources.postgres_types import ColumnPlan, plan_column, type_name, unnamed_oid
@@ -84,18 +84,18 @@ class PostgresSource:
             ConfigError: the query's names, casts, range or result columns cannot be.
             SourceError: the server refused or could not be reached; no connection is left.
         """
-        return self.open_at(query, snapshot=None)
+        return self.open_at(query, shared=None)
 
-    def open_at(self, query: Query, *, snapshot: str | None) -> BatchStream:
-        """`open`, in an exported snapshot where one is named."""
-        return self._open(query, lambda session, text: _within(session, query, text), snapshot=snapshot)
+    def open_at(self, query: Query, *, shared: SharedSnapshot | None) -> BatchStream:
+        """`open`, in a snapshot that others read, too, where there is one."""
+        return self._open(query, lambda session, text: _within(session, query, text), shared=shared)
 
     def count(self, query: Query) -> int:
         """How many rows a query has; see `CountingSource` for what it raises."""
         with contextlib.closing(self._session(query)) as session:
             text = count_sql(_within(session, query, query_text(query, most=2, fold=True)))
+            session.lock(text)
             found = counted(lambda: session.rows(text)[0]["n"], cancel=session.cancel)
-            session.check_unreplaced()
             session.end()
             return found
 
@@ -127,7 +127,7 @@ class PostgresSource:
     def row_bytes(self, query: Query) -> int:
         """About how many bytes a row has once it is read, from pages all over the table, or the first rows."""
         if query.table is not None:
-            spread = self._open(query, lambda session, text: text + sample_clause(query, session.rows), snapshot=None)
+            spread = self._open(query, lambda session, text: text + sample_clause(query, session.rows), shared=None)
             if (found := sampled_row_bytes(spread)) is not None:
                 return found
         return sampled_row_bytes(self.open(query)) or 1
@@ -171,10 +171,10 @@ class PostgresSource:
         return PostgresSession(self._database, what=what_is_read(query), snapshot=snapshot)
 
     def _open(
-        self, query: Query, restricted: Callable[[PostgresSession, str], str], *, snapshot: str | None
+        self, query: Query, restricted: Callable[[PostgresSession, str], str], *, shared: SharedSnapshot | None
     ) -> BatchStream:
         text = query_text(query, most=2, fold=True)
-        session = self._session(query, snapshot=snapshot)
+        session = self._session(query, snapshot=shared.name if shared else None)
         try:
             text = restricted(session, text)
             fields = session.describe(text)
@@ -183,6 +183,8 @@ class PostgresSource:
             if query.casts:
                 text = selected(casts_of(fields.names, query.casts), text, width)
                 fields = session.describe(text)
+            if shared is None:
+                session.lock(text)
             plans = tuple(map(plan_column, positions(width), fields))
             columns = _columns(session, query, fields, plans)
             misfits = Misfits(query.coerce)
@@ -192,7 +194,7 @@ class PostgresSource:
             session.close()
             raise
         schema = schema_of(columns)
-        sent = session.stream(sql, batch_bytes=self._batch_bytes)
+        sent = session.stream(sql, batch_bytes=self._batch_bytes, expected=shared.locked if shared else None)
         batches = (_arrived(batch, plans, schema, misfits) for batch in sent)
         return BatchStream(
             columns,

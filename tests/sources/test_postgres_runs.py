@@ -50,7 +50,8 @@ def ours(database: Postgres, column: str) -> Any:
 
 def test_one_session_holds_the_snapshot_until_the_run_ends(shop: Postgres) -> None:
     with run(shop) as snapshot:
-        assert ours(shop, "state") == ["idle in transaction"]
+        assert snapshot.storage_key(query_of()) is not None
+        eventually(lambda: ours(shop, "state") == ["idle in transaction"])
         assert rows_in(snapshot, query_of()) == ROWS
         eventually(lambda: sessions(shop) == 1)
         held = shop.row(f"SELECT backend_xmin IS NOT NULL FROM pg_stat_activity WHERE {OURS}")
@@ -60,6 +61,8 @@ def test_one_session_holds_the_snapshot_until_the_run_ends(shop: Postgres) -> No
 
 def test_a_lost_holder_is_worth_another_run(shop: Postgres) -> None:
     with run(shop) as snapshot:
+        assert snapshot.storage_key(query_of()) is not None
+        eventually(lambda: sessions(shop) == 1)
         (holder,) = ours(shop, "pid")
         before = snapshot.open(query_of())
         assert shop.row(f"SELECT pg_terminate_backend({holder}, 20000)") == (True,)
@@ -77,6 +80,7 @@ def test_the_server_does_not_end_a_holder_for_waiting(shop: Postgres) -> None:
     shop.execute(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '2s'")
     try:
         with run(shop) as snapshot:
+            assert snapshot.storage_key(query_of()) is not None
             shop.row("SELECT pg_sleep(3)")
             assert_cut(read_in_ranges(snapshot, KEY, rows=8), rows=8, expected=ROWS)
     finally:
@@ -181,6 +185,7 @@ def pooled(shop: Postgres) -> Iterator[Postgres]:
 @pytest.mark.parametrize("consistency", CONSISTENCIES)
 def test_a_run_goes_through_a_pooler(shop: Postgres, pooled: Postgres, consistency: Any) -> None:
     with splittable(pooled, **SETTINGS).snapshot(consistency) as snapshot:
+        snapshot.storage_key(query_of())
         shop.execute("INSERT INTO t VALUES (999)")
         parts = read_in_ranges(snapshot, KEY, rows=5)
     assert_cut(parts, rows=5, expected=ROWS if consistency == "snapshot" else [*ROWS, (999,)])

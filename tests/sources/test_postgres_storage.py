@@ -86,6 +86,7 @@ def test_a_range_reads_its_own_blocks_alone(shop: Postgres) -> None:
     blocks = shop.row("SELECT pg_relation_size('t') / current_setting('block_size')::int")[0]
     assert blocks > 100
     with run(shop) as snapshot:
+        assert snapshot.storage_key(query_of()) == BLOCKS
         eventually(lambda: sessions(shop) == 1)
         before = looked_at()
         assert rows_in(snapshot, query_of(within=KeyRange(key=BLOCKS, low=(10,), high=(20,))))
