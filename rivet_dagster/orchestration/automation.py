@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import dagster as dg
@@ -108,8 +110,9 @@ def build_delivery_sensor(
 
     A delivery is new when `_SUCCESS` names another manifest than at the last tick, and that manifest is there: this
     Dagster may have committed it, another code location, or the public `rivet`. A head without its marker, or with a
-    marker that names the delivery before, is no delivery yet. What is there at the first tick is new. The sensor's
-    cursor holds the fingerprint of each prefix; one whose store cannot be asked keeps its own until it can be.
+    marker that names the delivery before, is no delivery yet; a compaction of the delivery
+    that was there is none either. What is there at the first tick is new. The sensor's cursor holds the fingerprint of
+    each prefix; one whose store cannot be asked keeps its own until it can be.
 
     Args:
         prefixes: what is watched: keys of assets, or directories below the destination's own (`"shop/orders"`,
@@ -117,7 +120,7 @@ def build_delivery_sensor(
         name: of the sensor.
         io_manager_key: of the destination, a resource of the code location.
         target: what is run for a delivery, a job or a selection of assets, as `dg.sensor` takes it; each run has the
-            prefix and fingerprint as its run key, and tags that say which delivery it is for.
+            prefix, the fingerprint and the marker's time as its run key, and tags that say which delivery it is for.
         observe: record an observation of each key of an asset among the prefixes, with the delivery's data version,
             for assets that are made elsewhere.
         minimum_interval_seconds: between two ticks.
@@ -157,21 +160,23 @@ def build_delivery_sensor(
         description=description or f"Fires for new deliveries at {', '.join(w.name for w in watched)}.",
     )
     def deliveries(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        seen = json.loads(context.cursor) if context.cursor else {}
+        seen = _read_cursor(context.cursor, context.log)
         known = {w.prefix.root: seen[w.prefix.root] for w in watched if w.prefix.root in seen}
         try:
             destination = _destination(name, io_manager_key, getattr(context.resources, io_manager_key))
-            found, unasked = _look_at(destination, watched, known)
+            seen_now, unasked = _look_at(destination, watched, known)
         except DestinationError as e:
-            found, unasked = [], [masked(str(e))]
+            seen_now, unasked = [], [masked(str(e))]
         for said in unasked:
             context.log.warning("%s", said)
-        reason = None if found else "; ".join(unasked) or "no new delivery"
+        found = [d for d in seen_now if not d.has_the_rows_of(known.get(d.watched.prefix.root))]
+        compacted = [f"{d.watched.name} was compacted, its rows are the same" for d in seen_now if d not in found]
+        reason = None if found else "; ".join(unasked + compacted) or "no new delivery"
         return dg.SensorResult(
             run_requests=[d.run_request() for d in found] if target is not None else [],
             asset_events=[d.observation(d.watched.key) for d in found if observe and d.watched.key is not None],
             skip_reason=reason,
-            cursor=json.dumps(known | {d.watched.prefix.root: d.fingerprint for d in found}),
+            cursor=json.dumps(known | {d.watched.prefix.root: d.fingerprint for d in seen_now}),
         )
 
     return deliveries
@@ -189,12 +194,19 @@ class _Delivery:
     watched: _Watched
     manifest: Manifest
     fingerprint: str
+    marked_at: datetime
     uri: str
+
+    def has_the_rows_of(self, fingerprint: str | None) -> bool:
+        """Whether it is that delivery, in other parts."""
+        content, base = self.manifest.content, self.manifest.previous
+        return content is not None and content.rewrites and base is not None and base.fingerprint == fingerprint
 
     def run_request(self) -> dg.RunRequest:
         said = {"rivet/manifest": self.uri, "rivet/checksum": self.fingerprint, "rivet/run_id": self.manifest.run_id}
-        # A copy at another prefix is another delivery, and Dagster drops a key that it has seen.
-        return dg.RunRequest(run_key=f"{self.watched.prefix.root}{self.fingerprint}", tags=said)
+        # Dagster drops a key that it has seen: a copy at another prefix is another delivery, and so is one put back.
+        key = f"{self.watched.prefix.root}{self.fingerprint} {self.marked_at.isoformat()}"
+        return dg.RunRequest(run_key=key, tags=said)
 
     def observation(self, key: dg.AssetKey) -> dg.AssetObservation:
         return dg.AssetObservation(
@@ -229,6 +241,19 @@ def _watched(name: str, prefixes: Iterable[str | dg.AssetKey]) -> list[_Watched]
     return list(found.values())
 
 
+def _read_cursor(cursor: str | None, log: logging.Logger) -> dict[str, str]:
+    """What was there at the last tick, by prefix."""
+    try:
+        found = json.loads(cursor) if cursor else {}
+        if isinstance(found, dict) and all(isinstance(value, str) for value in found.values()):
+            return found
+        why = "it is none"
+    except ValueError as e:
+        why = str(e)
+    log.warning("expected a cursor that this sensor has written, found another one (%s): all deliveries are new", why)
+    return {}
+
+
 def _destination(name: str, key: str, io_manager: Any) -> ObjectDestination:
     if not isinstance(io_manager, ExportIOManager):
         msg = f"{name}: expected the resource {key!r} to be an IO manager of rivet_dagster, found "
@@ -257,5 +282,6 @@ def _look_at(
         new = sight.committed_fingerprint
         if sight.committed is not None and new is not None and new != known.get(one.prefix.root):
             uri = destination.uri(one.prefix.manifest)
-            found.append(_Delivery(watched=one, manifest=sight.committed, fingerprint=new, uri=uri))
+            at = stored.meta.modified_at
+            found.append(_Delivery(watched=one, manifest=sight.committed, fingerprint=new, marked_at=at, uri=uri))
     return found, unasked

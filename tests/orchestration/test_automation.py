@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import shutil
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,8 +15,15 @@ import pandas as pd
 import pytest
 
 import rivet_dagster as rd
+from rivet_dagster.attempt import Attempt, CommitSettings
+from rivet_dagster.destinations.local import LocalDestination
+from rivet_dagster.exports.output import resolve_output
+from rivet_dagster.layout import Prefix
+from rivet_dagster.orchestration.compaction import compact
 from tests.faults.kit import FaultyStore, Trouble, fingerprint
 from tests.orchestration.kit import faulty_local, materialization, plain
+from tests.sources.databases import Sqlite
+from tests.sources.incremental import Incrementally
 
 GOLDEN = Path(__file__).parents[1] / "unit" / "golden"
 PARTITIONED = {"partitions_def": dg.StaticPartitionsDefinition(["a", "b"])}
@@ -158,6 +167,10 @@ def deliver(lake: Path, name: str, *ids: int) -> str:
     return (lake / name / "_SUCCESS").read_text().strip()
 
 
+def marked_at(dataset: Path) -> str:
+    return datetime.fromtimestamp((dataset / "_SUCCESS").stat().st_mtime_ns / 1e9, timezone.utc).isoformat()
+
+
 def test_a_sensor_fires_once_for_each_delivery_of_each_prefix(kept, lake):
     watch = Watch(lake, kept, "shop/orders", dg.AssetKey(["shop", "items"]))
     assert watch.fired() == []
@@ -172,7 +185,7 @@ def test_a_sensor_fires_once_for_each_delivery_of_each_prefix(kept, lake):
         head = lake / "shop" / name / "manifest.json"
         assert request.tags["rivet/manifest"] == head.as_uri()
         assert request.tags["rivet/run_id"] == json.loads(head.read_bytes())["run_id"]
-        assert request.run_key == f"shop/{name}/{request.tags['rivet/checksum']}"
+        assert request.run_key == f"shop/{name}/{request.tags['rivet/checksum']} {marked_at(lake / 'shop' / name)}"
     assert watch.fired() == []
     assert json.loads(watch.cursor) == {"shop/orders/": both[0], "shop/items/": both[1]}
 
@@ -182,7 +195,72 @@ def test_a_copy_at_another_prefix_is_another_delivery(kept, lake):
     marker = deliver(lake, "orders", 1)
     shutil.copytree(lake / "orders", lake / "copy")
     found = watch.tick()
-    assert {request.run_key for request in found.run_requests} == {f"orders/{marker}", f"copy/{marker}"}
+    keys = {f"{name}/{marker} {marked_at(lake / name)}" for name in ("orders", "copy")}
+    assert {request.run_key for request in found.run_requests} == keys
+
+
+def test_a_delivery_that_is_put_back_is_new_and_one_that_is_seen_twice_is_not(kept, lake):
+    """Dagster starts one run for each run key, however often it is asked for."""
+    deliver(lake, "orders", 1)
+    shutil.copytree(lake / "orders", lake / "backup")
+    watch = Watch(lake, kept, "orders")
+    keys = [request.run_key for _ in range(2) for request in watch.tick().run_requests]
+    # A daemon that died before it had kept the cursor.
+    watch.cursor = None
+    assert [request.run_key for request in watch.tick().run_requests] == keys
+    deliver(lake, "orders", 2)
+    keys += [request.run_key for request in watch.tick().run_requests]
+    shutil.rmtree(lake / "orders")
+    (lake / "backup").rename(lake / "orders")
+    marker = lake / "orders" / "_SUCCESS"
+    os.utime(marker, (marker.stat().st_mtime + 5, marker.stat().st_mtime + 5))
+    keys += [request.run_key for request in watch.tick().run_requests]
+    assert len(keys) == len(set(keys)) == 3
+
+
+def test_a_compaction_is_no_delivery_unless_it_holds_one(kept, lake, tmp_path):
+    shop = Sqlite(tmp_path / "shop.db")
+    shop.execute("CREATE TABLE events (id integer PRIMARY KEY)")
+    events = Incrementally(shop.url, lake, rd.Incremental(cursor_column="id"))
+    prefix, log = Prefix("events/"), logging.getLogger("tests.automation")
+
+    def add():
+        shop.execute("INSERT INTO events DEFAULT VALUES")
+        events.run()
+
+    def compacted():
+        compact(
+            LocalDestination(lake),
+            prefix,
+            attempt=Attempt(export_name="events", dagster_run_id="compaction"),
+            settings=CommitSettings(),
+            output=resolve_output(export=None),
+            agree=lambda _head: None,
+            log=log,
+        )
+        return (lake / "events" / "_SUCCESS").read_text().strip()
+
+    watch = Watch(lake, kept, dg.AssetKey("events"), observe=True)
+    add()
+    add()
+    assert len(watch.fired()) == 1
+    marker = compacted()
+    found = watch.tick()
+    assert (found.run_requests, found.asset_events) == ([], [])
+    assert found.skip_message == "events was compacted, its rows are the same"
+    assert json.loads(watch.cursor) == {"events/": marker}
+    add()
+    marker = compacted()
+    assert watch.fired() == [marker]
+
+
+@pytest.mark.parametrize("cursor", ["orders", '["orders"]', '{"orders/": 1}', "{"])
+def test_a_cursor_that_no_sensor_has_written_begins_anew(kept, lake, cursor):
+    orders = deliver(lake, "orders", 1)
+    watch = Watch(lake, kept, "orders")
+    watch.cursor = cursor
+    assert watch.fired() == [orders]
+    assert json.loads(watch.cursor) == {"orders/": orders}
 
 
 def test_what_is_not_committed_is_no_delivery(kept, lake):
