@@ -11,14 +11,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import xxhash
 
 from rivet_dagster.errors import ConfigError
 
-__all__ = ["MANIFEST", "MARKER", "Prefix", "asset_prefix", "make_token", "segment", "token_of"]
+__all__ = ["MANIFEST", "MARKER", "Prefix", "as_written", "asset_prefix", "make_token", "segment", "token_of"]
 
 MANIFEST = "manifest.json"
 MARKER = "_SUCCESS"
@@ -49,6 +49,23 @@ def segment(name: str) -> str:
         # `%%` cannot come out of the encoding, so a shortened name meets no other.
         out = f"{out[: _LONGEST - 34]}%%{xxhash.xxh3_128_hexdigest(raw)}"
     return out
+
+
+def as_written(path: str) -> Iterator[str]:
+    """A path that people told by its names, with the last, the last two, … of them as they are written.
+
+    Of `lake/Sales/partition=DE` that is `lake/Sales/partition=%44%45/`, `lake/%53ales/partition=%44%45/` and so on.
+    """
+    names = path.rstrip("/").split("/")
+    for first in reversed(range(len(names))):
+        if names[first] in ("", ".", ".."):
+            return
+        yield "".join(f"{name}/" for name in (*names[:first], *map(_written, names[first:])))
+
+
+def _written(name: str) -> str:
+    column, _, key = name.partition("=")
+    return f"{segment(column)}={segment(key)}" if column and key else segment(name)
 
 
 def make_token(run_id: str, partition_key: str | None, random_hex: str) -> str:

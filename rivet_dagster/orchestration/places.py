@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from rivet_dagster.contract import ObjectDestination
 from rivet_dagster.errors import ConfigError
-from rivet_dagster.layout import MANIFEST, Prefix
+from rivet_dagster.layout import MANIFEST, Prefix, as_written
 from rivet_dagster.orchestration.failures import masked
 from rivet_dagster.orchestration.io_managers import ExportIOManager, LocalIOManager
 from rivet_dagster.orchestration.loading import CodeLocation
@@ -88,7 +89,7 @@ def _at_rest(io_manager: ExportIOManager, where: str) -> ObjectDestination:
 
 def _by_itself(where: str, parts: SplitResult | None) -> tuple[ExportIOManager, str]:
     if parts is None:
-        return LocalIOManager(path=where.removesuffix(MANIFEST) or "."), ""
+        return _directory(where.removesuffix(MANIFEST) or "."), ""
     make = _MADE.get(parts.scheme)
     if make is None:
         known = ", ".join(f"{scheme}://" for scheme in _MADE)
@@ -103,7 +104,12 @@ def _by_itself(where: str, parts: SplitResult | None) -> tuple[ExportIOManager, 
 
 
 def _local(_netloc: str, directory: str) -> tuple[ExportIOManager, str]:
-    return LocalIOManager(path=f"/{unquote(directory)}"), ""
+    return _directory(f"/{unquote(directory)}"), ""
+
+
+def _directory(told: str) -> LocalIOManager:
+    paths = [told, *as_written(told)]
+    return LocalIOManager(path=next((path for path in paths if Path(path).is_dir()), told))
 
 
 def _s3(bucket: str, directory: str) -> tuple[ExportIOManager, str]:

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from rivet_dagster.contract import ObjectDestination
 from rivet_dagster.errors import ReadError, RivetError
-from rivet_dagster.layout import Prefix
+from rivet_dagster.layout import Prefix, as_written
 from rivet_dagster.manifest import Manifest
 from rivet_dagster.orchestration.failures import text_of
 from rivet_dagster.orchestration.judgement import Look, Verdict, by_listing, judge
@@ -76,10 +76,11 @@ def validate(destination: ObjectDestination, prefix: Prefix, *, look_at: Look = 
 
     Args:
         destination: where.
-        prefix: of a dataset, or a directory above some.
+        prefix: of a dataset, or a directory above some; where there is none, as its names are written by the layout.
         look_at: the way in which parts are looked at.
     """
-    found = list(_datasets(destination, prefix, depth=_DEPTH))
+    told = (prefix, *map(Prefix, as_written(prefix.root)))
+    found = next(filter(None, (list(_datasets(destination, p, depth=_DEPTH)) for p in told)), ())
     for one, error in found or [(prefix, None)]:
         yield _validated(destination, one, look_at) if error is None else _not_judged(destination, one, error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -273,6 +274,39 @@ def test_a_dataset_does_not_hide_those_below_it(tmp_path: Path) -> None:
     next((lake / "shop" / "orders" / "partition=a" / "data").iterdir()).unlink()
     for where in (lake, lake / "shop"):
         assert [d["ok"] for d in told("validate", where, code=1)["datasets"]] == [True, False]
+
+
+def test_a_partition_is_found_by_its_key_and_by_what_is_shown(project: Project, servers: Any) -> None:
+    @dg.asset(key_prefix="Sales", partitions_def=dg.StaticPartitionsDefinition(["DE", "a b/c"]))
+    def orders() -> pa.Table:
+        return pa.table({"day": [1]})
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        for key in ("DE", "a b/c"):
+            assert run([orders], rd.LocalIOManager(path=str(project.lake)), instance, partition_key=key).success
+    written = project.lake / "%53ales" / "orders" / "partition=%44%45"
+    shown = said("validate", project.lake).stdout
+    assert re.search(rf"^{written}/ +ok", shown, re.MULTILINE)
+    project.write(
+        'rd.Export(name="events", table="events")', destination=f"rd.LocalIOManager(path={str(project.lake)!r})"
+    )
+    told_by = project.lake / "Sales" / "orders" / "partition=DE"
+    for where in (written, written.parent / "partition=DE", told_by, told_by.as_uri(), f"{told_by}/manifest.json"):
+        for more in ((), ("-f", project.file)):
+            (found,) = told("validate", where, *more)["datasets"]
+            assert (found["place"], found["rows"]) == (f"{written}/", 1)
+    client = servers.client(s3)
+    client.create_bucket(Bucket="by-key")
+    for path in (p for p in written.rglob("*") if p.is_file()):
+        client.put_object(Bucket="by-key", Key=path.relative_to(project.lake).as_posix(), Body=path.read_bytes())
+    with pytest.MonkeyPatch.context() as environment:
+        server = servers(s3)
+        environment.setenv("AWS_ENDPOINT_URL", server.url)
+        environment.setenv("AWS_ACCESS_KEY_ID", server.access_key)
+        environment.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
+        environment.setenv("AWS_DEFAULT_REGION", server.region)
+        (found,) = told("validate", "s3://by-key/Sales/orders/partition=DE")["datasets"]
+    assert found["place"] == "s3://by-key/%53ales/orders/partition=%44%45/"
 
 
 def test_what_cannot_be_looked_at_hides_nothing_else(project: Project) -> None:
