@@ -80,6 +80,7 @@ class Window:
         high_open: likewise.
         nulls: the rows whose cursor is NULL are in it, too.
         endless: there is no upper bound.
+        server: the only one that may be read, as `Noted` has it; empty for any.
     """
 
     cursor: Cursor
@@ -89,6 +90,7 @@ class Window:
     high_open: bool
     nulls: bool = False
     endless: bool = False
+    server: str = ""
 
     @property
     def is_one_value(self) -> bool:
@@ -126,9 +128,11 @@ class Noted:
         top: the greatest value; `None` where there is none, or none was asked for.
         nulls: how many rows have a NULL cursor, where that was asked for; `None` for `nulls_below` or more.
         said: how it came about, for metadata.
+        server: which one it holds for, where a source may be served by several; for the source alone.
     """
 
     clock: datetime
     top: Any | None = None
     nulls: int | None = None
     said: Mapping[str, Any] = field(default_factory=dict)
+    server: str = ""

@@ -131,7 +131,15 @@ def fixed_window(
             # A clock that was set back, or greatest rows that were removed: the cursor never decreases.
             end, end_open = low, not low_open
         nulls = mode.nulls == "first_run" and start is None
-        window = Window(cursor=cursor, low=low, low_open=low_open, high=end, high_open=end_open, nulls=nulls)
+        window = Window(
+            cursor=cursor,
+            low=low,
+            low_open=low_open,
+            high=end,
+            high_open=end_open,
+            nulls=nulls,
+            server=noted.server,
+        )
         settled = _settled(mode, noted, writers=writers)
         if not cursor.nullable or mode.nulls == "fail":
             yield Fixed(window=window, said={"rivet/settle": settled})

@@ -13,7 +13,7 @@ from rivet_dagster.errors import SourceError
 from rivet_dagster.rows import Query
 from rivet_dagster.sources.description import query_text, what_is_read
 from rivet_dagster.sources.postgres_keys import Rows, literal, relation_of, text_literal
-from rivet_dagster.sources.postgres_writers import check_promise, relation_literal, settled
+from rivet_dagster.sources.postgres_writers import check_promise, relation_literal, server_of, settled
 from rivet_dagster.sources.ranges import KeyColumn
 from rivet_dagster.sources.terms import (
     counted_nulls,
@@ -150,7 +150,7 @@ def note(query: Query, cursor: Cursor, asked: Settling, rows: Rows) -> Noted:
     if not asked.writers:
         return Noted(clock=clock, top=top, nulls=nulls)
     lowered, said = settled(rows, asked, what_is_read(query))
-    return Noted(clock=min([clock, *lowered]), top=top, nulls=nulls, said=said)
+    return Noted(clock=min([clock, *lowered]), top=top, nulls=nulls, said=said, server=server_of(rows))
 
 
 def _clock(query: Query, rows: Rows, *, replica: bool) -> datetime:

@@ -20,7 +20,7 @@ from rivet_dagster.sources.postgres_keys import Rows, text_literal
 from rivet_dagster.sources.postgres_session import OURS
 from rivet_dagster.windows import Cursor, Settling
 
-__all__ = ["check_promise", "relation_literal", "settled"]
+__all__ = ["check_promise", "check_server", "relation_literal", "server_of", "settled"]
 
 # A backend reads its clock a moment before its transaction can be seen.
 _GRACE_S = 0.05
@@ -98,6 +98,27 @@ def relation_literal(query: Query) -> str:
     return text_literal(table_text(query, most=2, fold=True))
 
 
+def server_of(rows: Rows) -> str:
+    """Which server answers; another text after it was started again."""
+    started, replica = rows("SELECT pg_postmaster_start_time()::text AS at, pg_is_in_recovery() AS r")[0].values()
+    return f"{'replica' if replica else 'primary'} since {started}"
+
+
+def check_server(query: Query, rows: Rows) -> None:
+    """Refuse to read a window elsewhere than where it was fixed: other rows are committed there.
+
+    Raises:
+        SourceError: transient, another server answers.
+    """
+    expected = query.window.server if query.window is not None else ""
+    if expected and (found := server_of(rows)) != expected:
+        raise SourceError(
+            f"{what_is_read(query)}: expected to read where the writers were waited for, the {expected}, found the "
+            f"{found}; of several hosts, let target_session_attrs=read-write choose; nothing was exported, run again",
+            transient=True,
+        )
+
+
 def check_promise(query: Query, cursor: Cursor, rows: Rows, *, replica: bool, by_clock: bool) -> None:
     """Refuse to promise what cannot be kept.
 
@@ -109,7 +130,7 @@ def check_promise(query: Query, cursor: Cursor, rows: Rows, *, replica: bool, by
     if replica:
         raise ConfigError(
             f'{what}: settle="writers" needs the primary: a replica does not know who is writing there; read from the '
-            f"primary, or {instead}"
+            f"primary (of several hosts, target_session_attrs=read-write finds it), or {instead}"
         )
     tables = _TABLES.format(relation_literal(query)) if query.table is not None else None
     only = f" WHERE srrelid IN ({tables})" if tables is not None else ""

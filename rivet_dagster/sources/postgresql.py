@@ -30,6 +30,7 @@ from rivet_dagster.sources.postgres_snapshot import PostgresSnapshot, SharedSnap
 from rivet_dagster.sources.postgres_statistics import estimated_rows, sample_clause
 from rivet_dagster.sources.postgres_storage import block_condition
 from rivet_dagster.sources.postgres_types import ColumnPlan, plan_column, type_name, unnamed_oid
+from rivet_dagster.sources.postgres_writers import check_server
 from rivet_dagster.sources.ranges import checked_key, no_catalog, sampled_row_bytes, usable_keys
 from rivet_dagster.sources.session_settings import SessionSettings
 from rivet_dagster.sources.stream import BatchStream
@@ -209,6 +210,7 @@ class PostgresSource:
 
 def _within(session: PostgresSession, query: Query, text: str) -> str:
     if query.window is not None:
+        check_server(query, session.rows)
         cursor = query.window.cursor
         return windowed(query, text, term_sql(cursor.term), value_literal(cursor))
     if query.within is None:

@@ -22,6 +22,7 @@ from rivet_dagster.exports.modes import Incremental
 from rivet_dagster.rows import Query
 from rivet_dagster.sources import postgres_writers
 from rivet_dagster.sources.connect import connect
+from rivet_dagster.sources.postgresql import PostgresSource
 from tests.servers import PostgresServer
 from tests.servers.databases import _server_binaries, started
 from tests.servers.process import scratch
@@ -509,11 +510,19 @@ def replica(primary: PostgresServer) -> Iterator[PostgresServer]:
 
 
 def test_a_replica_cannot_know_its_writers_and_never_passes_what_it_has_replayed(
-    pg: Postgres, events: Incrementally
+    pg: Postgres, events: Incrementally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if _server_binaries() is None:
         pytest.skip("pg_basebackup is not installed")
     with replica(pg.server) as standby:
+        # A URL of several hosts may lead to the primary first, and then to its replica.
+        opened = PostgresSource.open
+        with monkeypatch.context() as patched:
+            patched.setattr(PostgresSource, "open", lambda _, query: opened(connect(standby.url), query))  # type: ignore[arg-type]
+            with pytest.raises(SourceError, match=r"found the replica.*target_session_attrs=read-write") as told:
+                events.run()
+        assert told.value.transient
+        assert not (events.lake / "events" / "manifest.json").exists()
         events.url = standby.url
         with pytest.raises(ConfigError, match=r'needs the primary.*lag="5 minutes"'):
             events.run()
