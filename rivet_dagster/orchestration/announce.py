@@ -1,13 +1,16 @@
-"""What is said about a destination's promises before the first query of an export."""
+"""What is said before the first query of an export: what its destination promises, and what planning found."""
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
+from collections.abc import Iterable
 
 from rivet_dagster.contract import DestinationCapabilities
+from rivet_dagster.exports.plan import Diagnostic
 from rivet_dagster.orchestration.run_facts import RunFacts
 
-__all__ = ["announce"]
+__all__ = ["announce", "announce_findings"]
 
 
 def announce(
@@ -40,6 +43,17 @@ def announce(
         kind,
         facts.max_retries,
     )
+
+
+def announce_findings(log: logging.Logger, found: Iterable[Diagnostic]) -> None:
+    """Warn of what planning found, where somebody loads definitions.
+
+    Dagster loads them again in a process for each run and each step: whoever started those has been told.
+    """
+    if multiprocessing.parent_process() is not None:
+        return
+    for finding in found:
+        log.warning("%s", finding)
 
 
 def _word(flag: bool) -> str:  # noqa: FBT001 - the one value it is about

@@ -12,6 +12,7 @@ import dagster as dg
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.plan import Diagnostic, Level, PlannedExport, diagnose, reject
 from rivet_dagster.exports.spec import Export
+from rivet_dagster.orchestration.announce import announce_findings
 from rivet_dagster.orchestration.asset_options import AssetOptions, KeyPrefix
 from rivet_dagster.orchestration.assets import StepBody, as_it_is, describe, export_asset, what_is_exported
 from rivet_dagster.orchestration.automation import export_schedule
@@ -268,8 +269,7 @@ def _diagnose(
         )
     found = (*diagnose(exports), *_password_in_clear(source, [e.name for e in exports]))
     reject(found)
-    for finding in found:
-        _LOG.warning("%s", finding)
+    announce_findings(_LOG, found)
     return found
 
 

@@ -1,7 +1,10 @@
 """What a code location gets: assets that say what they are, names that do not clash, and findings before a run."""
 
 import logging
+import logging.handlers
+import multiprocessing
 import os
+import queue
 import subprocess
 import sys
 from datetime import timedelta
@@ -182,6 +185,32 @@ def test_warnings_and_what_is_missing_are_logged_and_shown_on_their_own_assets(c
         assert all(d["message"] and d["remedy"] for d in found)
     assert sum("retries-not-safe" in m for m in caplog.messages) == 2
     assert graph.asset_check_keys == set()
+
+
+def load_and_tell(heard):
+    """What is logged while somebody loads a code location."""
+    handler = logging.handlers.QueueHandler(heard)
+    logging.getLogger("rivet_dagster").addHandler(handler)
+    try:
+        _definitions([_orders()], rd.StdoutIOManager())
+    finally:
+        logging.getLogger("rivet_dagster").removeHandler(handler)
+    heard.put(None)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_what_planning_found_is_not_logged_in_each_process_of_a_run(method):
+    """Dagster's executors start one for each step with one of these methods, and it loads the definitions again."""
+    here = queue.SimpleQueue()
+    load_and_tell(here)
+    assert "stdout-no-receipt" in here.get().getMessage()
+    context = multiprocessing.get_context(method)
+    there = context.Queue()
+    step = context.Process(target=load_and_tell, args=(there,))
+    step.start()
+    said = there.get(timeout=60)
+    step.join()
+    assert said is None
 
 
 def test_one_prefix_for_two_exports_is_rejected():
