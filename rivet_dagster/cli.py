@@ -74,6 +74,7 @@ def doctor(exports: Sequence[str], *, as_json: bool, **where: str | None) -> Non
             for x in found:
                 if x.remedy:
                     print_line(f"\n{x.subject}, {x.check}: {x.remedy}")
+            click.echo("\nNot tried: modes, keys and windows; rivet-dagster plan looks at them.")
     sys.exit(0 if ok else _FAILED)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from rivet_dagster.contract import ObjectDestination
-from rivet_dagster.errors import RivetError, SourceError
+from rivet_dagster.errors import ConfigError, RivetError, SourceError
 from rivet_dagster.exports.modes import Incremental
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.exports.window import check_mode
@@ -24,7 +25,10 @@ __all__ = ["Examined", "examine"]
 
 _REACH = "correct the URL, start the database, or open the way to it"
 _GRANT = "grant SELECT on what the export reads to the user of the URL, and USAGE on its schema; or correct the name"
-_SETTLE = "see what the message says; or choose another settle"
+_QUERY = "correct the query, or the names in it, as the database says"
+_SETTLE = "correct the cursor, as the database says, or choose another settle"
+_SETTINGS = "correct the settings of the resource, or the environment"
+_DENIED = re.compile(r"(?i)denied|no such table|table .*(?:not|n't) exist")
 # Clocks are the same as far as anybody can tell; and so far apart that it is worth a look.
 _SAME, _DRIFT = timedelta(seconds=0.1), timedelta(seconds=5)
 _NOW = Query(sql="SELECT 1 AS one", casts={})
@@ -41,7 +45,7 @@ class Examined:
         check: what of it.
         ok: whether it is as it has to be; `None` where it was not tried.
         found: what was found.
-        remedy: what to do, where it is not.
+        remedy: what to do, where it is not and `found` does not say so.
     """
 
     subject: str
@@ -80,7 +84,7 @@ def _source(key: str, opened: Opened, exports: Iterable[tuple[Dataset, Export]])
         clock = _clock(source) if isinstance(source, IncrementalSource) else None
         ended = datetime.now(timezone.utc)
     except RivetError as e:
-        yield Examined(subject=subject, check="reach", ok=False, found=text_of(e), remedy=_REACH)
+        yield Examined(subject=subject, check="reach", ok=False, found=text_of(e), remedy=_beyond(e, _REACH))
         for dataset, _ in exports:
             yield Examined(
                 subject=f"export {dataset.name}", check="read", ok=None, found=f"not tried: {subject} is not reached"
@@ -118,11 +122,11 @@ def _reading(subject: str, source: Source, export: Export) -> Iterator[Examined]
         _drain(source, replace(query, window=_NO_ROWS) if isinstance(source, IncrementalSource) else query)
         return f"may read {'the table ' + query.table if query.table is not None else 'what its query reads'}"
 
-    reading = _tried(subject, "read", read, _GRANT)
+    reading = _tried(subject, "read", read, lambda said: _GRANT if _DENIED.search(said) else _QUERY)
     yield reading
     mode = export.mode
     if reading.ok and isinstance(mode, Incremental) and isinstance(source, IncrementalSource):
-        yield _tried(subject, "settle", lambda: _settle(source, query, mode, subject), _SETTLE)
+        yield _tried(subject, "settle", lambda: _settle(source, query, mode, subject), lambda _: _SETTLE)
 
 
 def _drain(source: Source, query: Query) -> None:
@@ -159,8 +163,7 @@ def _destination(key: str, opened: Opened, *, log: logging.Logger) -> Iterator[E
             return
         destination = io_manager.destination
     except RivetError as e:
-        remedy = "correct the settings of the resource, or the environment"
-        yield Examined(subject=subject, check="open", ok=False, found=text_of(e), remedy=remedy)
+        yield Examined(subject=subject, check="open", ok=False, found=text_of(e), remedy=_beyond(e, _SETTINGS))
         return
     yield Examined(subject=subject, check="open", ok=True, found=destination.uri())
     if isinstance(destination, ObjectDestination):
@@ -168,8 +171,14 @@ def _destination(key: str, opened: Opened, *, log: logging.Logger) -> Iterator[E
             yield Examined(subject=subject, check=tried.what, ok=tried.ok, found=tried.found, remedy=tried.remedy)
 
 
-def _tried(subject: str, check: str, attempt: Callable[[], str], remedy: str) -> Examined:
+def _tried(subject: str, check: str, attempt: Callable[[], str], remedy: Callable[[str], str]) -> Examined:
     try:
         return Examined(subject=subject, check=check, ok=True, found=attempt())
     except RivetError as e:
-        return Examined(subject=subject, check=check, ok=False, found=text_of(e), remedy=remedy)
+        said = text_of(e)
+        return Examined(subject=subject, check=check, ok=False, found=said, remedy=_beyond(e, remedy(said)))
+
+
+def _beyond(error: RivetError, remedy: str) -> str | None:
+    """What to do, where the error does not say so itself: of a definition it always does, else behind a semicolon."""
+    return None if isinstance(error, ConfigError) or "; " in str(error) else remedy

@@ -114,12 +114,24 @@ def test_the_doctor_names_what_fails_and_the_remedy(project: Project, monkeypatc
     assert failed.keys() == {"export events", "export notes"}
     assert "no such table" in failed["export events"]["found"]
     assert "grant SELECT" in failed["export events"]["remedy"]
+    project.write(
+        'rd.Export(name="misspelt", query="selec 1")',
+        'rd.Export(name="cast", query="select 1 as one", columns={"two": "text"})',
+        'rd.Export(name="none", query="select 1 as one", mode=rd.Incremental(cursor_column="two"))',
+        """rd.Export(name="text", query="select 'a' as one", mode=rd.Incremental(cursor_column="one"))""",
+    )
+    remedies = {c["subject"]: c["remedy"] for c in told("doctor", "-f", project.file, code=1)["checks"] if not c["ok"]}
+    assert remedies.pop("export misspelt").startswith("correct the query")
+    assert remedies.pop("export none").startswith("correct the cursor")
+    # What says itself what to do is not contradicted.
+    assert remedies == {"export cast": None, "export text": None}
+    project.write('rd.Export(name="events", table="events")')
     assert "grant SELECT" in said("doctor", "-f", project.file, "events", code=1).stdout
     monkeypatch.delenv("NOT_THERE", raising=False)
     project.write('rd.Export(name="events", table="events")', url='dg.EnvVar("NOT_THERE")')
     found = {c["check"]: c for c in told("doctor", "-f", project.file, code=1)["checks"][:2]}
     assert "the environment variable NOT_THERE is not set" in found["reach"]["found"]
-    assert found["read"]["ok"] is None
+    assert (found["reach"]["remedy"], found["read"]["ok"]) == (None, None)
 
 
 @pytest.fixture
@@ -137,6 +149,7 @@ def test_grants_and_writers_of_a_real_server(project: Project, pg: Postgres) -> 
         "alter sequence jumping owned by cached.id",
         f"create role {role} login password '{SECRET}'",
         f"grant select on events, cached to {role}",
+        f"grant pg_read_all_stats to {role}",
     )
     at = pg.url.partition("@")[2]
     project.write(
@@ -156,6 +169,7 @@ def test_grants_and_writers_of_a_real_server(project: Project, pg: Postgres) -> 
         ("export cached", "read"): True,
         ("export cached", "settle"): False,
     }
+    assert "start the database" not in json.dumps(document)
     texts = {(c["subject"], c["check"]): c["found"] for c in document["checks"]}
     assert "permission denied" in texts["export hidden", "read"]
     assert "100 values at a time" in texts["export cached", "settle"]
