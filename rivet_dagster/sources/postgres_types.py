@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from rivet_dagster.errors import SourceError
 from rivet_dagster.sources.description import decimal_type
 
 __all__ = ["ColumnPlan", "numeric_limits", "plan_column", "type_name", "unnamed_oid"]
@@ -63,8 +64,16 @@ def plan_column(column: str, field: pa.Field) -> ColumnPlan:
     Args:
         column: SQL that names it.
         field: as the driver describes it.
+
+    Raises:
+        SourceError: it does not say what type it is.
     """
     name = _metadata(field, "type")
+    if not name:
+        raise SourceError(
+            f"column {field.name!r}: expected the driver to name its type, found {field.type} without one; install "
+            "adbc-driver-postgresql 1.13 or newer"
+        )
     # A type of the same name in another schema is not the built-in one; the Arrow type tells them apart.
     if _NATIVE.get(name) == field.type:
         return ColumnPlan(expression=column, travels_as=field.type, arrives_as=field.type)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from rivet_dagster.errors import ConfigError, SourceError
+from rivet_dagster.sources.postgres_types import plan_column
 from tests.sources.databases import Postgres
 
 US = pa.timestamp("us")
@@ -296,3 +297,9 @@ def test_what_text_forms_depend_on_is_fixed_whatever_the_role_prefers(typed: Pos
     ):
         assert picky.value(expression) == typed.value(expression)
     assert picky.value("'2024-07-01 12:00+00'::timestamptz")[1] == datetime(2024, 7, 1, 12, tzinfo=timezone.utc)
+
+
+def test_a_driver_that_names_no_type_is_refused() -> None:
+    """Drivers before 1.13: every column would be taken for one of a type that is not built in, and become text."""
+    with pytest.raises(SourceError, match=r"column 'n': expected the driver to name its type.*1\.13 or newer"):
+        plan_column("c1", pa.field("n", pa.int64()))
