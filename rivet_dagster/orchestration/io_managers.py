@@ -17,7 +17,7 @@ from rivet_dagster.layout import Prefix, asset_prefix
 from rivet_dagster.manifest import MAX_ANCESTORS
 from rivet_dagster.orchestration.failures import masked
 from rivet_dagster.orchestration.outputs import Outlet
-from rivet_dagster.orchestration.settings import Duration, Settings, Size
+from rivet_dagster.orchestration.settings import Directory, Duration, Settings, Size
 
 __all__ = ["IO_MANAGERS", "ExportIOManager", "LocalIOManager", "StdoutIOManager", "stable_uri"]
 
@@ -185,7 +185,10 @@ class LocalIOManager(ExportIOManager):
     capabilities = LocalDestination.capabilities
     kind = LocalDestination.kind
 
-    path: str = Field(description="Directory that all exports are written below; made when it is not there.")
+    path: Directory = Field(
+        description="Directory that all exports are written below; made when it is not there. A relative one is below "
+        "the working directory of the process that runs the step."
+    )
 
     def open_destination(self, clients: ExitStack) -> Destination:
         del clients

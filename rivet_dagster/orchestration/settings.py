@@ -17,7 +17,7 @@ from rivet_dagster.exports.sizes import parse_duration, parse_size
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.manifest import MAX_ANCESTORS
 
-__all__ = ["Duration", "Settings", "Size"]
+__all__ = ["Directory", "Duration", "Settings", "Size"]
 
 
 def _size(value: Any, info: ValidationInfo) -> Any:
@@ -32,12 +32,19 @@ def _duration(value: Any) -> Any:
     return value
 
 
+def _directory(value: Any) -> Any:
+    if isinstance(value, str) and not isinstance(value, dg.EnvVar) and not value.strip():
+        raise ConfigError(f"path: expected a directory, found {value!r}; give . for the working directory")
+    return value
+
+
 # What definitions of exports show under the same beginning: it may be copied, and sets nothing.
 _SHOWN = frozenset({*(f.name for f in fields(DestinationCapabilities)), "diagnostics", "export", "source"})
 
 # Judged where it is written; what comes from an environment variable is judged when the step has its value.
 Size = Annotated[str, BeforeValidator(_size)]
 Duration = Annotated[str, BeforeValidator(_duration)]
+Directory = Annotated[str, BeforeValidator(_directory)]
 
 
 class Settings(BaseModel):

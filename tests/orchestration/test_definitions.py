@@ -351,3 +351,9 @@ def test_the_description_ends_in_what_the_destination_promises(bundle):
     head, _, row = spec.description.rpartition("\n")
     assert head.startswith("Exports the table `shop.orders`.\n\n| destination | commit_protocol |")
     assert row == "| local | `Atomic` | `true` | `true` | `false` |"
+
+
+@pytest.mark.parametrize("path", ["", "  "])
+def test_a_directory_without_a_name_is_refused_where_it_is_written(path):
+    with pytest.raises(rd.ConfigError, match="expected a directory"):
+        rd.LocalIOManager(path=path)
