@@ -45,6 +45,7 @@ __all__ = [
     "destination_block",
     "destination_blocks",
     "destination_of",
+    "leaves_objects_at_rest",
 ]
 
 _T = TypeVar("_T")
@@ -199,6 +200,11 @@ def destination_block(kind: Any) -> type[Block]:
         known, found = [*IO_MANAGERS], "nothing" if kind is None else repr(kind)
         raise ConfigError(f"type: expected {one_of(known)}, found {found}{did_you_mean(kind, known)}")
     return block_of(_io_manager(kind))
+
+
+def leaves_objects_at_rest(kind: str) -> bool:
+    """Whether a kind of destination keeps what is written to it."""
+    return _io_manager(kind).capabilities.commit_protocol.leaves_objects_at_rest
 
 
 def destination_blocks() -> tuple[type[Block], ...]:

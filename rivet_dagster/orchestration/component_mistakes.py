@@ -46,6 +46,8 @@ _BOUNDS = {
     "less_than_equal": ("le", "{} or less"),
     "less_than": ("lt", "less than {}"),
 }
+# What cannot be a name alone, with the least that it takes.
+_IN_FULL = {"incremental": "cursor_column: updated_at", "time_window": "time_column: created_at, days: 7"}
 # Whatever field it was put into by mistake.
 _PASSWORD = re.compile(r"://[^\s/@:]*:[^\s/@]*@")
 # A message of our own may begin with where it is from, which the path says as well.
@@ -210,7 +212,7 @@ def _text(same: Sequence[_Found], data: Any) -> str:
     found = f"found {_shown_value(value)}"
     match first.kind:
         case "rivet" | "value_error":
-            text = str(context.get("said", first.error["msg"]))
+            text = f"{context.get('said', first.error['msg'])}{_in_full(first.path, value)}"
         case "missing":
             text = "expected a value, found none; it is required"
         case "extra_forbidden":
@@ -234,6 +236,11 @@ def _text(same: Sequence[_Found], data: Any) -> str:
         case _:
             text = f"expected {_kinds(same)}, {found}"
     return text
+
+
+def _in_full(path: Path, value: Any) -> str:
+    short = path[-1:] == ("mode",) and isinstance(value, str) and value in _IN_FULL
+    return f"; write mode: {{kind: {value}, {_IN_FULL[value]}}}" if short else ""
 
 
 def _kinds(same: Sequence[_Found]) -> str:

@@ -46,8 +46,13 @@ class Proposal:
     obstacle: str | None = None
 
 
-def proposals(url: str, schema: str | None) -> Iterator[Proposal]:
+def proposals(url: str, schema: str | None, *, only_whole: bool = False) -> Iterator[Proposal]:
     """Look at each table of a schema; no row leaves the database.
+
+    Args:
+        url: of the database.
+        schema: whose tables; `None` for the session's own.
+        only_whole: propose all rows by one statement, as a stream takes them, which keeps neither parts nor a cursor.
 
     Raises:
         ConfigError: the database has no catalog that is read here, or no tables in it.
@@ -58,7 +63,7 @@ def proposals(url: str, schema: str | None) -> Iterator[Proposal]:
     for table in tables_of(url, schema):
         name = _name(table.name, names)
         names.add(name)
-        yield _proposal(source, table, name)
+        yield _proposal(source, table, name, only_whole=only_whole)
 
 
 def _name(table: str, taken: set[str]) -> str:
@@ -71,12 +76,12 @@ def _name(table: str, taken: set[str]) -> str:
     return name
 
 
-def _proposal(source: Source, table: ListedTable, name: str) -> Proposal:
+def _proposal(source: Source, table: ListedTable, name: str, *, only_whole: bool) -> Proposal:
     casts, obstacle = _casts(source, table)
     query = Query(table=table.qualified, casts={column: cast for column, (cast, _) in casts.items()})
     if obstacle is not None:
         return Proposal(name=name, table=table.qualified, why=(), obstacle=obstacle)
-    mode, why = _mode(source, query, table)
+    mode, why = _whole(source, query) if only_whole else _mode(source, query, table)
     return Proposal(name=name, table=table.qualified, why=tuple(why), mode=mode, casts=casts)
 
 
@@ -96,9 +101,17 @@ def _casts(source: Source, table: ListedTable) -> tuple[dict[str, tuple[str, str
             return casts, None
 
 
-def _mode(source: Source, query: Query, table: ListedTable) -> tuple[dict[str, Any], list[str]]:
+def _size(source: Source, query: Query) -> tuple[int | None, str]:
     rows = source.estimated_rows(query) if isinstance(source, SplittableSource) else None
-    size = "no statistics say how many rows" if rows is None else f"about {rows:,} rows"
+    return rows, "no statistics say how many rows" if rows is None else f"about {rows:,} rows"
+
+
+def _whole(source: Source, query: Query) -> tuple[dict[str, Any], list[str]]:
+    return {}, [f"{_size(source, query)[1]}: every run exports all of them, since a stream keeps nothing to add to"]
+
+
+def _mode(source: Source, query: Query, table: ListedTable) -> tuple[dict[str, Any], list[str]]:
+    rows, size = _size(source, query)
     cursor, hint = _cursor(source, query, table)
     if cursor is not None:
         return _incremental(source, cursor, size)

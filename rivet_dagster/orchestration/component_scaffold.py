@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -13,7 +14,7 @@ import dagster as dg
 from pydantic import BaseModel, ConfigDict, Field
 
 from rivet_dagster.errors import ConfigError
-from rivet_dagster.orchestration.component_blocks import Block, destination_block
+from rivet_dagster.orchestration.component_blocks import Block, destination_block, leaves_objects_at_rest
 from rivet_dagster.orchestration.io_managers import IO_MANAGERS
 
 if TYPE_CHECKING:
@@ -65,8 +66,14 @@ class ExportsScaffolder(dg.Scaffolder[ScaffoldParams]):
         if request.scaffold_format != "yaml":
             dg.scaffold_component(request, {})
             return
-        text = "".join(_document(request.type_name, request.params))
         path = Path(request.target_path)
+        try:
+            text = "".join(_document(request.type_name, request.params))
+        except BaseException:
+            # Dagster has made it already, and would refuse to write into it the next time.
+            with suppress(OSError):
+                path.rmdir()
+            raise
         if request.append:
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"---\n{text}")
@@ -79,10 +86,11 @@ def _document(type_name: str, params: ScaffoldParams) -> Iterator[str]:
     from rivet_dagster.orchestration.component_proposals import proposals  # noqa: PLC0415
 
     env = params.source_env or "DATABASE_URL"
-    found = proposals(_url_of(env), params.schema_name) if params.source_env else None
+    destination, keeps = _destination(params.destination), leaves_objects_at_rest(params.destination)
+    found = proposals(_url_of(env), params.schema_name, only_whole=not keeps) if params.source_env else None
     yield f"type: {type_name}\nattributes:\n"
     yield f"  source: {{url_env: {env}}}\n"
-    yield f"  destination: {_flow(_destination(params.destination))}\n"
+    yield f"  destination: {_flow(destination)}\n"
     yield '  # schedule: "0 2 * * *"\n'
     if found is None:
         yield _EXAMPLE.format(type=type_name)

@@ -53,7 +53,14 @@ CASES = {
     ),
     "a mode without what it needs": (
         {"exports": "\n  - {name: orders, table: orders, mode: incremental}"},
-        "6: exports[0].mode: expected exactly one of cursor_column and cursor_expression, found neither",
+        (
+            "6: exports[0].mode: expected exactly one of cursor_column and cursor_expression, found neither; "
+            "write mode: {kind: incremental, cursor_column: updated_at}"
+        ),
+    ),
+    "a directory without a name": (
+        {"destination": '{type: local, path: ""}'},
+        "4: destination.path: expected a directory, found ''; give . for the working directory",
     ),
     "ranges of a query": (
         {"exports": "\n  - {name: orders, query: select 1, mode: chunked}"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,35 @@ def test_without_a_database_an_example_is_written_that_loads(project: Project, d
     _scaffolded(project, f'{{"destination": "{destination}"}}')
     (asset,) = project.load().assets or ()
     assert asset.key == dg.AssetKey("orders")
+
+
+def test_to_a_stream_all_rows_are_proposed_which_planning_takes(project: Project, tmp_path, monkeypatch):
+    monkeypatch.setattr(component_proposals, "BIG_ROWS", 1)
+    shop = Sqlite(tmp_path / "shop.sqlite")
+    shop.execute("create table big (id integer primary key)", "insert into big values (1), (2)", "analyze")
+    monkeypatch.setenv("SHOP_URL", shop.url)
+    for destination, mode in (("local", {"kind": "chunked"}), ("stdout", None)):
+        params = f'{{"source_env": "SHOP_URL", "destination": "{destination}"}}'
+        exports = yaml.safe_load(_scaffolded(project, params, at=destination))["attributes"]["exports"]
+        assert {e["name"]: e.get("mode") for e in exports}["big"] == mode
+    shutil.rmtree(project.defs / "local")
+    assert dg.AssetKey("big") in {a.key for a in project.load().assets or ()}
+
+
+def test_what_fails_leaves_no_folder_in_the_way_of_the_next(project: Project, tmp_path, monkeypatch):
+    with pytest.raises(rd.ConfigError, match="--source-env SHOP_URL"):
+        _scaffolded(project, '{"source_env": "SHOP_URL"}', at="shop")
+    assert not (project.defs / "shop").exists()
+    Sqlite(tmp_path / "shop.sqlite").execute("create table orders (id integer primary key)")
+    monkeypatch.setenv("SHOP_URL", f"sqlite:///{tmp_path / 'shop.sqlite'}")
+    assert "name: orders" in _scaffolded(project, '{"source_env": "SHOP_URL"}', at="shop")
+    # What was there before is another matter.
+    (project.defs / "mine").mkdir()
+    (project.defs / "mine" / "notes.txt").touch()
+    monkeypatch.delenv("SHOP_URL")
+    with pytest.raises(rd.ConfigError):
+        _scaffolded(project, '{"source_env": "SHOP_URL"}', at="mine")
+    assert (project.defs / "mine" / "notes.txt").exists()
 
 
 def test_a_second_one_is_appended_as_another_document(project: Project):
