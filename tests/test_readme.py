@@ -115,6 +115,20 @@ def test_the_first_two_commands_set_up_and_run_all() -> None:
     ]
 
 
+def test_the_contents_are_the_chapters() -> None:
+    (said,) = re.findall(r"^\*\*Contents\*\*: (.*?)\n\n", README, re.MULTILINE | re.DOTALL)
+    chapters = re.findall(r"^## (.+)$", README, re.MULTILINE)
+    anchors = {title: title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", README, re.MULTILINE)}
+    assert re.findall(r"\[(.+?)\]\(#(.+?)\)", said) == [(c, anchors[c]) for c in chapters]
+    assert set(re.findall(r"\]\(#(.+?)\)", README)) <= set(anchors.values())
+
+
+def test_the_extras_are_those_that_can_be_installed() -> None:
+    text = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    extras = re.findall(r"^(\w+) = \[", text, re.MULTILINE)
+    assert sorted(n for row in _table(README, "extra") for n in _names(row["extra"])) == sorted(extras)
+
+
 def test_the_extras_of_the_commands_exist() -> None:
     said = (ROOT / "pyproject.toml").read_text()
     for extra in re.findall(r"\.\[(\w+)\]", "".join(_blocks("bash"))):

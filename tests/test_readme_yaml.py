@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -79,6 +80,17 @@ def test_ten_lines_become_a_verified_export(project: Path, environment: dict[str
     dataset = project / "data" / "exports" / "open_orders"
     assert duckdb.sql(f"select count(*) from '{dataset}/data/*.parquet'").fetchall() == [(10,)]
     assert (dataset / "_SUCCESS").exists()
+
+
+def test_the_command_that_tells_mistakes_in_full_is_named(
+    project: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    (command,) = re.findall(r"`(dg check defs --[^`]+)`", SECTION)
+    shutil.copytree(project, tmp_path / "shop", ignore=shutil.ignore_patterns("data", "__pycache__", ".venv"))
+    said = tmp_path / "shop" / "shop" / "defs" / "lake" / "defs.yaml"
+    said.write_text(said.read_text().replace("query:", "qeury:"))
+    told = _run(f"! {command}", tmp_path / "shop", environment)
+    assert "exports[0].qeury: there is no such field; did you mean query?" in told
 
 
 def test_the_exports_of_all_tables_are_proposed(project: Path, environment: dict[str, str]) -> None:
