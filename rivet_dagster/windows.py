@@ -125,14 +125,19 @@ class Noted:
 
     Attributes:
         clock: of the source, with a time zone; earlier, where transactions of then were still open.
+        now: the clock itself, where `clock` may be earlier.
         top: the greatest value; `None` where there is none, or none was asked for.
         nulls: how many rows have a NULL cursor, where that was asked for; `None` for `nulls_below` or more.
+        drawn: the last id that the source has drawn, by which the next is higher; where the source knows, and `top` is
+            below where the window begins.
         said: how it came about, for metadata.
         server: which one it holds for, where a source may be served by several; for the source alone.
     """
 
     clock: datetime
+    now: datetime | None = None
     top: Any | None = None
     nulls: int | None = None
+    drawn: int | None = None
     said: Mapping[str, Any] = field(default_factory=dict)
     server: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from typing import Any
 from uuid import UUID
@@ -102,7 +102,7 @@ def fixed_window(
 
     Raises:
         ConfigError: the mode does not go with the source as it is.
-        ContractError: there are rows without a cursor, and `nulls` is "fail".
+        ContractError: there are rows without a cursor, and `nulls` is "fail"; ids begin again, or the clock is behind.
         SourceError: the source refused; transient where writers did not end in time.
     """
     low, low_open = start or (None, False)
@@ -127,8 +127,10 @@ def fixed_window(
                 'nulls="exclude" or "first_run"'
             )
         end, end_open = _end(mode, cursor, noted, by_clock=by_clock, subject=subject)
+        fallen = None
         if low is not None and (end is None or _before(end, low)):
-            # A clock that was set back, or greatest rows that were removed: the cursor never decreases.
+            # Whatever happened: the cursor never decreases.
+            fallen = _fallen(mode, cursor, noted, low, by_clock=by_clock, writers=writers, subject=subject)
             end, end_open = low, not low_open
         nulls = mode.nulls == "first_run" and start is None
         window = Window(
@@ -140,11 +142,11 @@ def fixed_window(
             nulls=nulls,
             server=noted.server,
         )
-        settled = _settled(mode, noted, writers=writers)
-        if not cursor.nullable or mode.nulls == "fail":
-            yield Fixed(window=window, said={"rivet/settle": settled})
-            return
-        yield _with_nulls(mode, window, settled, found=noted.nulls, known=known_nulls)
+        settled = _settled(mode, noted, fallen, writers=writers)
+        fixed = Fixed(window=window, said={"rivet/settle": settled})
+        if cursor.nullable and mode.nulls != "fail":
+            fixed = _with_nulls(mode, window, settled, found=noted.nulls, known=known_nulls)
+        yield replace(fixed, warning="; ".join(filter(None, [fallen, fixed.warning])) or None)
 
 
 def _choice(*, by_clock: bool) -> str:
@@ -175,19 +177,23 @@ def _end(mode: Incremental, cursor: Cursor, noted: Noted, *, by_clock: bool, sub
             what = f"{subject}: {mode.term.shown}"
             raise ConfigError(f"{what}: expected a UUID that rises, found a random one (version 4)")
         return noted.top, not cursor.unique
-    clock = noted.clock - mode.held_back
+    return _cut_off(mode, cursor, noted.clock - mode.held_back), True
+
+
+def _cut_off(mode: Incremental, cursor: Cursor, clock: datetime) -> Any:
+    """The least value that is not over at a time."""
     if mode.unit is not None:
-        return (clock - EPOCH) // UNITS[mode.unit], True
+        return (clock - EPOCH) // UNITS[mode.unit]
     if cursor.kind == "instant":
-        return _cut(clock.astimezone(timezone.utc), cursor.resolution), True
+        return _cut(clock.astimezone(timezone.utc), cursor.resolution)
     if cursor.kind == "naive":
         # Held back by as much as the zone's clock is ever set back, or more: see `_check_lag`.
         local = clock.astimezone(ZoneInfo(str(mode.time_zone))).replace(tzinfo=None)
-        return _cut(local, cursor.resolution), True
+        return _cut(local, cursor.resolution)
     if mode.time_zone is None:
-        return clock.astimezone(LAST_ZONE).date(), True
+        return clock.astimezone(LAST_ZONE).date()
     zone = ZoneInfo(mode.time_zone)
-    return (clock.astimezone(zone).replace(tzinfo=None) - _shift(zone)).date(), True
+    return (clock.astimezone(zone).replace(tzinfo=None) - _shift(zone)).date()
 
 
 def _cut(moment: datetime, resolution: timedelta) -> datetime:
@@ -198,6 +204,36 @@ def _cut(moment: datetime, resolution: timedelta) -> datetime:
 def _before(one: Any, other: Any) -> bool:
     # Texts are compared by the database alone, whose order may be another: a top that fell gives an empty window there.
     return bool(one < other) if isinstance(one, int | date) else False
+
+
+def _fallen(
+    mode: Incremental, cursor: Cursor, noted: Noted, low: Any, *, by_clock: bool, writers: bool, subject: str
+) -> str | None:
+    """Why a window ends before it begins, where rows may be missed for it: refused where they will be."""
+    what = f"{subject}: {mode.term.shown}"
+    if by_clock:
+        now = noted.now or noted.clock
+        if _before(_cut_off(mode, cursor, now), low):
+            raise ContractError(
+                f"{what}: expected the source's clock to be past {low}, where the run before ended, found {now}: it "
+                "was set back, or time_zone is another; rows that are stamped before it is past are missed: set it "
+                "right, and export with full_refresh if any were"
+            )
+        return None
+    if noted.drawn is not None and noted.drawn >= low:
+        return None
+    if noted.drawn is None:
+        return (
+            f"{what}: the greatest value is {noted.top}, and the run before ended at {low}: fine if rows were deleted; "
+            "if ids began again, those up to there are missed: export with full_refresh"
+        )
+    again = f"{what}: expected ids behind {low}, where the run before ended, found that the next is {noted.drawn + 1}"
+    if not writers:
+        return f"{again}: those up to there are missed; export with full_refresh"
+    raise ContractError(
+        f"{again}: they began again, or SQLite gives those of deleted rows again, as it does without AUTOINCREMENT; "
+        "rows up to there would be missed: export with full_refresh"
+    )
 
 
 def _with_nulls(
@@ -224,10 +260,11 @@ def _with_nulls(
     return Fixed(window=window, said=said, nulls=known if keep else found, warning=warning)
 
 
-def _settled(mode: Incremental, noted: Noted, *, writers: bool) -> dict[str, Any]:
+def _settled(mode: Incremental, noted: Noted, fallen: str | None, *, writers: bool) -> dict[str, Any]:
     settle: dict[str, Any] = {"settle": "writers" if writers else "lag" if mode.lag else "none", **noted.said}
     if mode.lag is not None:
         settle["lag_seconds"] = mode.held_back.total_seconds()
-    if not writers:
-        settle["note"] = "later commits may be missed" if mode.lag else "commits with an earlier cursor are missed"
+    late = "later commits may be missed" if mode.lag else "commits with an earlier cursor are missed"
+    if notes := [note for note in (noted.said.get("note"), None if writers else late, fallen) if note]:
+        settle["note"] = "; ".join(notes)
     return settle

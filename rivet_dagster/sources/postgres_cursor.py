@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -13,7 +14,7 @@ from rivet_dagster.errors import SourceError
 from rivet_dagster.rows import Query
 from rivet_dagster.sources.description import query_text, what_is_read
 from rivet_dagster.sources.postgres_keys import Rows, literal, relation_of, text_literal
-from rivet_dagster.sources.postgres_writers import check_promise, relation_literal, server_of, settled
+from rivet_dagster.sources.postgres_writers import check_promise, last_drawn, relation_literal, server_of, settled
 from rivet_dagster.sources.ranges import KeyColumn
 from rivet_dagster.sources.terms import (
     counted_nulls,
@@ -141,16 +142,21 @@ def note(query: Query, cursor: Cursor, asked: Settling, rows: Rows) -> Noted:
     nulls = None
     if asked.nulls:
         nulls = counted_nulls(int(rows(nulls_sql(relation, term, asked))[0]["n"]), asked)
-    clock = _clock(query, rows, replica=replica)
+    now = _clock(query, rows, replica=False)
+    clock = _clock(query, rows, replica=True) if replica else now
     top = None
     if asked.top:
         sent = f"{term}::text" if cursor.kind == "uuid" else term
         found = rows(top_sql(relation, term, sent))
         top = found[0]["top"] if found else None
+    drawn = None
+    if asked.top and cursor.kind == "integer" and asked.low is not None and (top is None or top < asked.low):
+        drawn = last_drawn(query, cursor, rows)
+    noted = Noted(clock=clock, now=now, top=top, nulls=nulls, drawn=drawn)
     if not asked.writers:
-        return Noted(clock=clock, top=top, nulls=nulls)
+        return noted
     lowered, said = settled(rows, asked, what_is_read(query))
-    return Noted(clock=min([clock, *lowered]), top=top, nulls=nulls, said=said, server=server_of(rows))
+    return replace(noted, clock=min([clock, *lowered]), said=said, server=server_of(rows))
 
 
 def _clock(query: Query, rows: Rows, *, replica: bool) -> datetime:

@@ -20,7 +20,7 @@ from rivet_dagster.sources.postgres_keys import Rows, text_literal
 from rivet_dagster.sources.postgres_session import OURS
 from rivet_dagster.windows import Cursor, Settling
 
-__all__ = ["check_promise", "check_server", "relation_literal", "server_of", "settled"]
+__all__ = ["check_promise", "check_server", "last_drawn", "relation_literal", "server_of", "settled"]
 
 # A backend reads its clock a moment before its transaction can be seen.
 _GRACE_S = 0.05
@@ -35,13 +35,14 @@ WITH here AS (
     WHERE d.refclassid = 'pg_class'::regclass AND a.attname = {column} AND d.refobjid IN ({tables})
 )
 SELECT s.seqcache::int8 AS cache, s.seqincrement > 0 AND NOT s.seqcycle AS rises, s.seqrelid::regclass::text AS name,
-       bool_or(f.drawn) AS drawn
+       bool_or(f.drawn) AS drawn,
+       CASE WHEN has_sequence_privilege(s.seqrelid, 'SELECT, USAGE') THEN pg_sequence_last_value(s.seqrelid) END AS last
 FROM pg_sequence s JOIN (
     SELECT objid, drawn FROM here WHERE classid = 'pg_class'::regclass
     UNION ALL SELECT e.refobjid, drawn FROM here JOIN pg_depend e USING (classid, objid)
     WHERE classid = 'pg_attrdef'::regclass AND e.refclassid = 'pg_class'::regclass
 ) f ON f.objid = s.seqrelid
-GROUP BY 1, 2, 3 ORDER BY 3
+GROUP BY s.seqrelid, 1, 2, 3 ORDER BY 3
 """
 # Native subscriptions say which tables they write to; those of extensions are known by their origins alone.
 _SUBSCRIBED = """
@@ -117,6 +118,16 @@ def check_server(query: Query, rows: Rows) -> None:
             f"{found}; of several hosts, let target_session_attrs=read-write choose; nothing was exported, run again",
             transient=True,
         )
+
+
+def last_drawn(query: Query, cursor: Cursor, rows: Rows) -> int | None:
+    """The last id of the one sequence that a table's column draws from; `None` where the role may not know."""
+    if query.table is None or cursor.term.column is None:
+        return None
+    tables, column = _FAMILY.format(relation_literal(query)), text_literal(cursor.term.column)
+    drawn = [row for row in rows(_SEQUENCES.format(tables=tables, column=column)) if row["drawn"]]
+    found: int | None = drawn[0]["last"] if len(drawn) == 1 else None
+    return found
 
 
 def check_promise(query: Query, cursor: Cursor, rows: Rows, *, replica: bool, by_clock: bool) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from rivet_dagster.errors import ConfigError
+from rivet_dagster.errors import ConfigError, ContractError
 from rivet_dagster.exports.modes import Incremental
 from rivet_dagster.rows import Query
+from rivet_dagster.sources import postgres_cursor
 from rivet_dagster.sources.connect import connect
 from rivet_dagster.windows import CursorTerm
 from tests.sources.databases import Postgres
@@ -107,3 +108,41 @@ def test_partitions_and_infinite_stamps(kinds: Postgres, tmp_path: Path) -> None
     kinds.execute(f"INSERT INTO parted VALUES (2, '{high.isoformat()}'), (3, '-infinity')")
     parted.run()
     assert parted.rows() == [1, 2, 11]
+
+
+def test_ids_that_begin_again_are_refused_and_rows_that_are_removed_are_not(
+    pg: Postgres, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pg.execute(
+        "CREATE TABLE drawn (id bigserial PRIMARY KEY, note text)",
+        "INSERT INTO drawn (note) SELECT 'old' FROM generate_series(1, 5)",
+    )
+    events = Incrementally(pg.url, tmp_path / "lake", Incremental(cursor_column="id"), {"table": "drawn"})
+    events.run()
+    pg.execute("DELETE FROM drawn WHERE id > 3")
+    assert "note" not in events.run().counters["rivet/settle"]
+    pg.execute("INSERT INTO drawn (note) VALUES ('new')")
+    events.run()
+    assert events.rows() == [1, 2, 3, 4, 5, 6]
+    assert not caplog.records
+    pg.execute("TRUNCATE drawn RESTART IDENTITY", "INSERT INTO drawn (note) VALUES ('again')")
+    with pytest.raises(ContractError, match=r"ids behind 6, where the run before ended, found that the next is 2"):
+        events.run()
+    # Who chose that some are missed is told, and so is who may not read the sequence.
+    events.run(Incremental(cursor_column="id", settle="none"))
+    pg.execute("ALTER TABLE drawn ALTER id DROP DEFAULT")
+    events.run()
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "the next is 2" in first
+    assert "the greatest value is 1, and the run before ended at 6" in second
+
+
+def test_a_clock_that_was_set_back_is_refused(pg: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pg.execute("CREATE TABLE timed (id integer, at timestamptz DEFAULT now())", "INSERT INTO timed VALUES (1)")
+    events = Incrementally(pg.url, tmp_path / "lake", Incremental(cursor_column="at"), {"table": "timed"})
+    read = postgres_cursor._clock
+    with monkeypatch.context() as ahead:
+        ahead.setattr(postgres_cursor, "_clock", lambda *a, **more: read(*a, **more) + timedelta(hours=1))
+        events.run()
+    with pytest.raises(ContractError, match="set back"):
+        events.run()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rivet_dagster.errors import ConfigError, ContractError
 from rivet_dagster.exports.cursor import recorded_cursor, start_of
 from rivet_dagster.exports.modes import Incremental
-from rivet_dagster.exports.window import check_mode, fixed_window
+from rivet_dagster.exports.window import Fixed, check_mode, fixed_window
 from rivet_dagster.rows import Query
 from rivet_dagster.sources.sqlite_cursor import bound_of
 from rivet_dagster.windows import Cursor, CursorTerm, Noted, Settling, Window
@@ -47,11 +47,15 @@ def described(kind: Any, **more: Any) -> Cursor:
 
 def fix(cursor: Cursor, source: Source, start: tuple[Any, bool] | None = None, **mode: Any) -> Window:
     """The window that comes out."""
+    return fix_all(cursor, source, start, **mode).window
+
+
+def fix_all(cursor: Cursor, source: Source, start: tuple[Any, bool] | None = None, **mode: Any) -> Fixed:
     wanted = Incremental(cursor_column="c", **mode)
     by_clock = check_mode(wanted, cursor, source, subject="export 'e'")  # type: ignore[arg-type]
     query = Query(table="t", casts={})
     with fixed_window(wanted, source, query, cursor, by_clock=by_clock, start=start, subject="export 'e'") as fixed:  # type: ignore[arg-type]
-        return fixed.window
+        return fixed
 
 
 @pytest.mark.parametrize(
@@ -109,15 +113,46 @@ def test_a_clock_that_is_set_back_needs_a_lag_as_long(zone: str, least: int) -> 
 
 
 def test_the_cursor_never_decreases() -> None:
-    """A clock that was set back, rows that were removed: the window is empty, and the next one begins where it did."""
+    """A clock that is held back, rows that were removed: the window is empty, and the next one begins where it did."""
     low = NOON + timedelta(hours=1)
-    found = fix(described("instant"), Source(Noted(clock=NOON)), (low, False))
+    held_back = Noted(clock=NOON, now=low)
+    assert fix_all(described("instant"), Source(held_back), (low, False)).warning is None
+    fix(described("instant"), Source(Noted(clock=low)), (low, False), lag="2h")
+    found = fix(described("instant"), Source(held_back), (low, False))
     assert (found.low, found.low_open, found.high, found.high_open) == (low, False, low, True)
     for top in (None, 3):
         found = fix(described("integer", unique=True), Source(Noted(clock=NOON, top=top)), (7, True))
         assert (found.low, found.low_open, found.high, found.high_open) == (7, True, 7, False)
         found = fix(described("integer"), Source(Noted(clock=NOON, top=top)), (7, False))
         assert (found.low, found.low_open, found.high, found.high_open) == (7, False, 7, True)
+
+
+@pytest.mark.parametrize("settle", ["writers", "none"])
+def test_a_clock_that_was_set_back_is_refused(settle: str) -> None:
+    """Whether or not it is held back besides; rows that are stamped meanwhile would be missed."""
+    low = NOON + timedelta(hours=1)
+    now = low - timedelta(milliseconds=1)
+    for kind, more, start in (
+        ("instant", {}, low),
+        ("naive", {"time_zone": "UTC", "lag": "1h"}, low.replace(tzinfo=None)),
+        ("integer", {"unit": "s"}, int(low.timestamp()) + 1),
+        ("date", {}, (low + timedelta(days=1)).date()),
+    ):
+        with pytest.raises(ContractError, match=r"set back.*full_refresh"):
+            fix(described(kind), Source(Noted(clock=NOON, now=now)), (start, False), settle=settle, **more)
+
+
+def test_ids_that_begin_again_are_refused_and_where_nobody_knows_it_is_said() -> None:
+    ids = described("integer", unique=True)
+    again, goes_on, unknown = (Noted(clock=NOON, top=3, drawn=drawn) for drawn in (6, 7, None))
+    with pytest.raises(ContractError, match=r"ids behind 7.*the next is 7.*full_refresh"):
+        fix(ids, Source(again), (7, True))
+    for noted, said in ((again, "the next is 7"), (unknown, "fine if rows were deleted")):
+        found = fix_all(ids, Source(noted), (7, True), settle="none")
+        assert said in str(found.warning)
+        assert said in found.said["rivet/settle"]["note"]
+    assert fix_all(ids, Source(unknown), (7, True)).warning is not None
+    assert fix_all(ids, Source(goes_on), (7, True)).warning is None
 
 
 def test_an_index_that_is_gone_is_missed_and_one_that_came_is_used() -> None:
