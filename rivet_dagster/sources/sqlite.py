@@ -188,7 +188,7 @@ class SqliteSource:
         ):
             waited = round(time.monotonic() - began, 3)
             noted = note(query, cursor, asked, self.fetch_on(connection, what))
-            yield replace(noted, said={"waited_seconds": waited})
+            yield replace(noted, said={**noted.said, "waited_seconds": waited})
 
     def fetch_on(self, connection: sqlite3.Connection, what: str) -> Fetch:
         """What runs small statements on a connection, with failures in our terms."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 from rivet_dagster.errors import ConfigError, ContractError, SourceError
 from rivet_dagster.rows import Query
 from rivet_dagster.sources.description import query_text, what_is_read
-from rivet_dagster.sources.sqlite_keys import Fetch, leads_an_index, relation_of
+from rivet_dagster.sources.sqlite_keys import Fetch, draws_ids, leads_an_index, relation_of
 from rivet_dagster.sources.sqlite_types import arrow_type_of
 from rivet_dagster.sources.terms import counted_nulls, no_column, no_cursor, nulls_sql, relation_text, term_sql, top_sql
 from rivet_dagster.windows import Cursor, CursorKind, CursorTerm, Noted, Settling
@@ -128,7 +128,19 @@ def note(query: Query, cursor: Cursor, asked: Settling, fetch: Fetch) -> Noted:
             raise _of_another_form(query, cursor, "whole numbers" if cursor.kind == "integer" else "texts", "REAL")
     (now,) = fetch("SELECT strftime('%Y-%m-%d %H:%M:%f', 'now')", ())[0]
     clock = datetime.fromisoformat(now).replace(tzinfo=timezone.utc)
-    return Noted(clock=clock, top=top, nulls=nulls)
+    drawn: int | None = None
+    said: dict[str, str] = {}
+    if asked.top and query.table is not None and cursor.term.column is not None and cursor.kind == "integer":
+        drawn, said = _ids(query, cursor.term.column, top, fetch)
+    return Noted(clock=clock, top=top, nulls=nulls, drawn=drawn, said=said)
+
+
+def _ids(query: Query, column: str, top: int | None, fetch: Fetch) -> tuple[int | None, dict[str, str]]:
+    """The last id that was drawn, where SQLite draws them, and what is to be said of it."""
+    numbered, last = draws_ids(query, column, fetch)
+    if not numbered or last is not None:
+        return last, {}
+    return top or 0, {"note": "SQLite gives the id of a last row that is deleted again, unless it is AUTOINCREMENT"}
 
 
 def _check_form(query: Query, cursor: Cursor, asked: Settling, fetch: Fetch) -> None:

@@ -29,13 +29,16 @@ from rivet_dagster.sources.ranges import (
 )
 from rivet_dagster.sources.sqlite_types import arrow_type_of
 
-__all__ = ["boundaries", "estimated_rows", "leads_an_index", "range_condition", "relation_of"]
+__all__ = ["boundaries", "draws_ids", "estimated_rows", "leads_an_index", "range_condition", "relation_of"]
 
 Fetch = Callable[[str, tuple[Any, ...]], list[tuple[Any, ...]]]
 """All rows of a small statement with parameters."""
 
 _TEXTS = (pa.string(), pa.date32(), pa.timestamp("us"))
 _OTHER_COLLATION = re.compile(r"\bCOLLATE\b(?!\s+[\"'`\[]?BINARY\b)", re.IGNORECASE)
+
+# Comments, and what is quoted.
+_NOT_SQL = re.compile(r"--[^\n]*|/\*.*?\*/|'[^']*'|\"[^\"]*\"|`[^`]*`|\[[^\]]*\]", re.DOTALL)
 
 
 def relation_of(query: Query, fetch: Fetch) -> Relation:
@@ -81,6 +84,28 @@ def leads_an_index(query: Query, column: str, fetch: Fetch) -> bool:
     first = "SELECT 1 FROM pragma_index_info(l.name, ?) AS i WHERE i.seqno = 0 AND lower(i.name) = lower(?)"
     sql = f"SELECT 1 FROM pragma_index_list(?, ?) AS l WHERE NOT l.partial AND EXISTS ({first}) LIMIT 1"
     return bool(fetch(sql, (table, schema, schema, column)))
+
+
+def draws_ids(query: Query, column: str, fetch: Fetch) -> tuple[bool, int | None]:
+    """Whether SQLite numbers the rows of a table in a column, and the last number that it will never give again.
+
+    Without AUTOINCREMENT, `None`: the next number is that of the last row that is there, and one more.
+    """
+    schema, table = _named(query)
+    numbered = fetch(
+        "SELECT count(*) = 1 AND lower(min(name)) = lower(?) AND upper(min(type)) = 'INTEGER' "
+        "AND NOT EXISTS (SELECT 1 FROM pragma_index_list(?, ?) WHERE origin = 'pk') "
+        "FROM pragma_table_xinfo(?, ?) WHERE pk",
+        (column, table, schema, table, schema),
+    )
+    if not numbered[0][0]:
+        return False, None
+    catalog = f"SELECT sql FROM {quoted(schema)}.sqlite_master WHERE type = 'table' AND lower(name) = lower(?)"
+    declared = fetch(catalog, (table,))
+    if not declared or not re.search(r"\bAUTOINCREMENT\b", _NOT_SQL.sub("", declared[0][0]), re.IGNORECASE):
+        return True, None
+    last = fetch(f"SELECT max(seq) FROM {quoted(schema)}.sqlite_sequence WHERE lower(name) = lower(?)", (table,))
+    return True, int(last[0][0] or 0)
 
 
 def estimated_rows(query: Query, fetch: Fetch) -> int | None:

@@ -113,3 +113,28 @@ def test_numbers_that_are_none_are_refused(lite: Sqlite, tmp_path: Path) -> None
         with pytest.raises(ContractError, match="expected whole numbers"):
             events.run()
         lite.execute(f"DELETE FROM events WHERE id = {other}")
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["rowid", "autoincrement"])
+def test_ids_of_deleted_rows_that_are_given_again_are_refused(lite: Sqlite, tmp_path: Path, *, again: bool) -> None:
+    """Without AUTOINCREMENT the next id is one more than the greatest that is there."""
+    numbered = "/* no autoincrement */" if again else "autoincrement"
+    lite.execute(
+        f"CREATE TABLE events (id integer primary key {numbered}, x text)",
+        "INSERT INTO events (x) VALUES ('1'), ('2'), ('3')",
+    )
+    events = Incrementally(lite.url, tmp_path / "lake", BY_ID)
+    said = events.run().counters["rivet/settle"].get("note", "")
+    assert ("AUTOINCREMENT" in said) == again
+    lite.execute("DELETE FROM events WHERE id > 1")
+    if again:
+        with pytest.raises(ContractError, match=r"ids behind 3.*the next is 2.*AUTOINCREMENT.*full_refresh"):
+            events.run()
+        return
+    events.run()
+    lite.execute("INSERT INTO events (x) VALUES ('4')")
+    events.run()
+    assert events.rows("id, x") == [(1, "1"), (2, "2"), (3, "3"), (4, "4")]
+    lite.execute("DELETE FROM events", "DELETE FROM sqlite_sequence", "INSERT INTO events (x) VALUES ('5')")
+    with pytest.raises(ContractError, match=r"ids behind 4.*the next is 2"):
+        events.run()
