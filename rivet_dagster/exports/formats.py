@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from rivet_dagster.errors import ConfigError
+from rivet_dagster.exports.fields import Fields
 
 __all__ = ["Csv", "Format", "Parquet", "as_format"]
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Parquet(_Settings):
+class Parquet(Fields):
     """Apache Parquet. The defaults are small and quick; every reader of format 2.6 can open the parts."""
 
     kind: Literal["parquet"] = Field(default="parquet", description="The format's name.")
@@ -41,7 +38,7 @@ class Parquet(_Settings):
         return ".parquet"
 
 
-class Csv(_Settings):
+class Csv(Fields):
     r"""CSV after RFC 4180, UTF-8, `\r\n` between records; every part begins with the header.
 
     Text is always quoted, so NULL (an empty field) and the empty text (`""`) stay apart. Instants are ISO 8601 in

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from rivet_dagster.errors import ConfigError
+from rivet_dagster.exports.fields import Fields
 from rivet_dagster.exports.moments import Unit, Zone
 from rivet_dagster.exports.sizes import parse_duration, parse_size
 from rivet_dagster.rows import Consistency
@@ -18,14 +19,13 @@ __all__ = ["Chunked", "Full", "Incremental", "Mode", "TimeWindow"]
 _DEFAULT_BYTES = "256MB"
 
 
-class Full(BaseModel):
+class Full(Fields):
     """Every run exports all rows, read by one statement, and replaces the dataset."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     kind: Literal["full"] = Field(default="full", description="The mode's name.")
 
 
-class Chunked(BaseModel):
+class Chunked(Fields):
     """Every run exports all rows and replaces the dataset, but reads them in ranges: short statements.
 
     Each row is in exactly one half-open range, and each range with rows becomes a part, or several where
@@ -37,10 +37,9 @@ class Chunked(BaseModel):
 
     Raises:
         ConfigError: both sizes are given, or one of them, or the key, cannot be; names the field.
-        pydantic.ValidationError: a setting has the wrong type or is unknown; names the field.
+        pydantic.ValidationError: a setting has the wrong type; names the field.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     kind: Literal["chunked"] = Field(default="chunked", description="The mode's name.")
     key: str | tuple[str, ...] | None = Field(
         default=None,
@@ -103,7 +102,7 @@ class Chunked(BaseModel):
         return parse_size(self.bytes_per_part or _DEFAULT_BYTES, field="bytes_per_part")
 
 
-class Incremental(BaseModel):
+class Incremental(Fields):
     """Each run exports the rows that came since the one before, and adds them to the dataset.
 
     A run's window over the cursor is fixed before the first row is read and recorded. The cursor moves with the commit,
@@ -112,10 +111,9 @@ class Incremental(BaseModel):
     Raises:
         ConfigError: not exactly one of `cursor_column` and `cursor_expression` is given, or a setting cannot be; names
             the field.
-        pydantic.ValidationError: a setting has the wrong type or is unknown; names the field.
+        pydantic.ValidationError: a setting has the wrong type; names the field.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     kind: Literal["incremental"] = Field(default="incremental", description="The mode's name.")
     cursor_column: str | None = Field(
         default=None,
@@ -177,18 +175,17 @@ class Incremental(BaseModel):
         return parse_duration(self.lag, field="lag") if self.lag is not None else timedelta()
 
 
-class TimeWindow(BaseModel):
+class TimeWindow(Fields):
     """Every run exports the rows of the last days, by the source's clock, and replaces the dataset.
 
     These are the rows whose time is not before `now - days`; those of the future are among them. Rows without a time
     are left out.
 
     Raises:
-        ConfigError: a setting cannot be; names the field.
-        pydantic.ValidationError: a setting has the wrong type or is unknown; names the field.
+        ConfigError: a setting cannot be or is unknown; names the field.
+        pydantic.ValidationError: a setting has the wrong type; names the field.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     kind: Literal["time_window"] = Field(default="time_window", description="The mode's name.")
     time_column: str = Field(
         description='The column that says when a row was, e.g. "created_at", as the database names it.'

@@ -8,16 +8,17 @@ from datetime import date, datetime, timezone
 from typing import Any
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from rivet_dagster.errors import ConfigError
+from rivet_dagster.exports.fields import Fields
 from rivet_dagster.exports.moments import Unit, Zone, check_clock, value_at
 from rivet_dagster.windows import Cursor, CursorKind, CursorTerm, Window
 
 __all__ = ["Partition", "PartitionBy", "partition_window"]
 
 
-class PartitionBy(BaseModel):
+class PartitionBy(Fields):
     """The column, or expression, that says which partition a row is of.
 
     Partitions of time have the rows from their start to their end, which is left out; any other partition has the rows
@@ -25,10 +26,9 @@ class PartitionBy(BaseModel):
 
     Raises:
         ConfigError: not exactly one of `column` and `expression` is given, or a setting cannot be; names the field.
-        pydantic.ValidationError: a setting has the wrong type or is unknown; names the field.
+        pydantic.ValidationError: a setting has the wrong type; names the field.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     column: str | None = Field(default=None, description='The column, e.g. "created_at", as the database names it.')
     expression: str | None = Field(
         default=None, description='Or an SQL expression over the columns, e.g. "country::text".'

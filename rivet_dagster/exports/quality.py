@@ -7,9 +7,10 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, WrapValidator, field_validator, model_validator
+from pydantic import Field, WrapValidator, field_validator, model_validator
 
 from rivet_dagster.errors import ConfigError
+from rivet_dagster.exports.fields import Fields
 from rivet_dagster.exports.sizes import parse_size
 
 __all__ = ["Quality", "Value"]
@@ -26,7 +27,7 @@ Value = Annotated[bool | int | float | Decimal | datetime | date | time | str, W
 _GATES = ("row_count_min", "row_count_max", "null_ratio_max", "unique", "accepted_values", "min", "max")
 
 
-class Quality(BaseModel):
+class Quality(Fields):
     """Gates: all rows of a run are judged as they pass, and unless all gates pass nothing is published.
 
     A run is one delivery: of an export with partitions each of them is judged on its own, and of an incremental one the
@@ -38,11 +39,10 @@ class Quality(BaseModel):
     A row with NULL in one of the columns has no key. -0.0 is 0.0, and NaN is equal to NaN.
 
     Raises:
-        ConfigError: a gate cannot be; names the field.
-        pydantic.ValidationError: a setting has the wrong type or is unknown; names the field.
+        ConfigError: a gate cannot be or is unknown; names the field.
+        pydantic.ValidationError: a setting has the wrong type; names the field.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     row_count_min: int | None = Field(default=None, ge=0, description="How many rows a run has at least.")
     row_count_max: int | None = Field(default=None, ge=0, description="How many rows a run has at most.")
     null_ratio_max: Mapping[str, float] = Field(

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import xxhash
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.drift import DriftPolicy
+from rivet_dagster.exports.fields import Fields
 from rivet_dagster.exports.formats import Format
 from rivet_dagster.exports.modes import Chunked, Full, Mode
 from rivet_dagster.exports.partitions import PartitionBy
@@ -24,10 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Batches", "Cast", "Export", "cast"]
 
 
-class Cast(BaseModel):
+class Cast(Fields):
     """How one column is read; see `cast`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     type: str | None = Field(
         default=None, min_length=1, description='The type to read the column as, e.g. "text"; its own without it.'
     )
@@ -55,15 +55,13 @@ def cast(type_name: str | None = None, *, errors: Literal["raise", "coerce"] = "
     return Cast(type=type_name, errors=errors)
 
 
-class Export(BaseModel):
+class Export(Fields):
     """A table or query, and how it is exported. What is `None` is the IO manager's setting.
 
     Raises:
-        ConfigError: a setting cannot work; names the field.
-        pydantic.ValidationError: a setting has the wrong type or is unknown; names the field.
+        ConfigError: a setting cannot work or is unknown; names the field.
+        pydantic.ValidationError: a setting has the wrong type; names the field.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(description="The asset's name, the last segment of its key.")
     table: str | None = Field(default=None, description='The table to read, e.g. "public.orders"; or give `query`.')

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.exports.formats import Csv, Parquet
-from rivet_dagster.exports.modes import Chunked, Full
+from rivet_dagster.exports.modes import Chunked, Full, Incremental
 from rivet_dagster.exports.output import OutputSettings, resolve_output
 from rivet_dagster.exports.spec import Cast, Export, cast
 
@@ -136,6 +136,22 @@ def test_a_cast_that_says_nothing_is_refused(given: dict[str, Any]) -> None:
 def test_a_policy_that_cannot_be_is_named() -> None:
     with pytest.raises(ValidationError, match="errors"):
         cast(errors="null")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        (Export, {"name": "a", "tabel": "t"}, r"Export\(tabel=…\): there is no such setting; did you mean table\?"),
+        (Incremental, {"cursor_colum": "at"}, r"did you mean cursor_column\?"),
+        (Csv, {"zzz": 1}, "known are kind, compression, level"),
+    ],
+)
+def test_a_misspelt_setting_is_told_what_may_be_meant(kind: Any, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        kind(**given)
+    # Of data, it is one mistake among others, with its place.
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        kind.model_validate(given)
 
 
 def test_an_export_cannot_be_changed() -> None:
