@@ -36,6 +36,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 @click.group(cls=Masking, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
+@click.version_option(package_name="rivet-dagster", message="rivet-dagster %(version)s")
 def main() -> None:
     """Look at the exports of your Dagster definitions, and at what lies where they went."""
     click.get_current_context().with_resource(quiet())

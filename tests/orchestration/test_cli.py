@@ -501,6 +501,14 @@ def test_what_the_users_own_code_raises_is_one_message_without_secrets(project: 
     assert document["error"].startswith("ftp://host/x: expected a path, or a URI that begins with file://")
 
 
+def test_the_version_is_that_of_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "rivet_dagster-1.2.3.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rivet-dagster\nVersion: 1.2.3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert said("--version").stdout == "rivet-dagster 1.2.3\n"
+
+
 def test_the_console_script_is_what_the_package_declares() -> None:
     root = Path(rd.__file__).parents[1]
     assert 'rivet-dagster = "rivet_dagster.cli:main"' in (root / "pyproject.toml").read_text()
