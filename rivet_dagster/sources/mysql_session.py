@@ -25,7 +25,9 @@ from rivet_dagster.sources.url import DatabaseUrl
 
 __all__ = ["MySQLSession"]
 
-_BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
+# The snapshot is that of the first row that is read, by a statement that has locked all its tables: one from before
+# would see nothing of what the holder of a lock has committed, as a table that was loaded and has got this one's name.
+_BEGIN = "START TRANSACTION READ ONLY"
 _APPLICATION_NAME = "rivet_dagster"
 _CONNECT_SECONDS = 15.0
 _CANCEL_SECONDS = 5.0
@@ -34,7 +36,7 @@ _NET_WRITE_SECONDS = 600
 
 
 class MySQLSession:
-    """A connection that has begun a read-only transaction with a consistent snapshot, in UTC and UTF-8.
+    """A connection that has begun a read-only transaction, which has one snapshot for all it reads, in UTC and UTF-8.
 
     Not safe for several threads, but for `cancel`.
     """
@@ -87,7 +89,7 @@ class MySQLSession:
             yield f"SET lock_wait_timeout = {seconds}, innodb_lock_wait_timeout = {seconds}"
 
     def begin(self) -> None:
-        """Begin another transaction with a snapshot of its own, after `end`."""
+        """Begin another transaction, for a snapshot of its own, after `end`."""
         self.rows(_BEGIN)
 
     def end(self) -> None:

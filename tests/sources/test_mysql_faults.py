@@ -8,6 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, quote_plus
@@ -24,9 +25,11 @@ from rivet_dagster.sources.connect import connect
 from rivet_dagster.sources.mysql import MySQLSource
 from rivet_dagster.sources.mysql_connection import MySQLConnection
 from rivet_dagster.sources.mysql_errors import hint_for, is_transient
+from rivet_dagster.sources.mysql_session import MySQLSession
 from rivet_dagster.sources.mysql_types import WireColumn
 from tests.servers import mariadb, require
 from tests.sources.databases import MySQL
+from tests.sources.ranges import key_of, query_of, read_in_ranges, rows_in, splittable
 from tests.sources.relay import Relay, relay_to
 
 MANY = "SELECT seq AS i, REPEAT('x', 1000) AS s FROM seq_1_to_1000000"
@@ -82,19 +85,77 @@ def test_urls_of_every_spelling_are_taken(shop: MySQL, scheme: str) -> None:
 
 
 def test_a_read_is_one_read_only_snapshot_in_utc(shop: MySQL) -> None:
-    found = shop.read(
-        sql="SELECT @@time_zone AS zone, @@character_set_results AS letters, t.trx_is_read_only AS ro, "
+    shop.execute("CREATE TABLE t (i int)")
+    said = (
+        "SELECT @@time_zone AS zone, @@character_set_results AS letters, t.trx_is_read_only AS ro, "
         "t.trx_isolation_level AS level FROM information_schema.INNODB_TRX AS t "
         "WHERE t.trx_mysql_thread_id = CONNECTION_ID()"
     )
-    assert found.rows == [{"zone": "+00:00", "letters": "utf8mb4", "ro": 1, "level": "REPEATABLE READ"}]
+    with splittable(shop).snapshot("snapshot") as snapshot:
+        assert rows_in(snapshot, query_of()) == []
+        assert rows_in(snapshot, Query(sql=said, casts={})) == [("+00:00", "utf8mb4", 1, "REPEATABLE READ")]
 
 
-def test_the_snapshot_is_that_of_the_description(shop: MySQL) -> None:
-    shop.execute("CREATE TABLE t (i int)", "INSERT INTO t VALUES (1)")
-    stream = shop.open(table="t")
-    shop.execute("INSERT INTO t VALUES (2)")
-    assert [batch.to_pylist() for batch in stream] == [[{"i": 1}]]
+LOADED = ["INSERT INTO fresh VALUES (101), (102)", "RENAME TABLE t TO stale, fresh TO t"]
+RELOADED = {
+    "changed places": LOADED,
+    "truncated and loaded": ["TRUNCATE t", "INSERT INTO t VALUES (101), (102)"],
+    "shown by its view": [LOADED[0], "CREATE OR REPLACE VIEW v AS SELECT * FROM fresh"],
+}
+TABLES = [
+    "CREATE TABLE t (id int PRIMARY KEY)",
+    "INSERT INTO t VALUES (1), (2), (3)",
+    "CREATE TABLE fresh LIKE t",
+    "CREATE VIEW v AS SELECT * FROM t",
+]
+
+
+@pytest.mark.parametrize("query", [{"table": "t"}, {"sql": "SELECT id FROM (SELECT id FROM t) AS x"}, {"table": "v"}])
+@pytest.mark.parametrize("way", RELOADED)
+def test_a_table_that_is_loaded_while_a_read_begins_is_not_read_as_empty(
+    shop: MySQL, way: str, query: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the transaction has begun, and before anything of it has looked at the table."""
+    shop.execute(*TABLES)
+    describe = MySQLSession.describe
+
+    def meanwhile(self: MySQLSession, sql: str) -> tuple[WireColumn, ...]:
+        shop.execute(*RELOADED[way])
+        return describe(self, sql)
+
+    monkeypatch.setattr(MySQLSession, "describe", meanwhile)
+    untouched = way == "shown by its view" and query != {"table": "v"}
+    assert [row["id"] for row in shop.read(**query).rows] == ([1, 2, 3] if untouched else [101, 102])
+
+
+@pytest.mark.parametrize("ranges", [False, True])
+def test_who_waits_for_a_table_to_be_loaded_reads_what_was_loaded(shop: MySQL, ranges: bool) -> None:
+    shop.execute(*TABLES)
+
+    def read() -> list[int]:
+        if not ranges:
+            return [row["id"] for row in shop.read(table="t").rows]
+        with splittable(shop).snapshot("snapshot") as snapshot:
+            return [row[0] for part in read_in_ranges(snapshot, key_of("id"), rows=1) for row in part]
+
+    # The loader's locks end first, so that a failure here waits for nobody.
+    with ThreadPoolExecutor(1) as reader, shop.server.client() as loader, loader.cursor() as cursor:
+        cursor.execute("LOCK TABLES t WRITE")
+        reading = reader.submit(read)
+        eventually(lambda: sessions(shop, "state LIKE 'Waiting for table%'") > 0)
+        for statement in (*RELOADED["truncated and loaded"], "COMMIT", "UNLOCK TABLES"):
+            cursor.execute(statement)
+        assert reading.result(60) == [101, 102]
+
+
+def test_all_that_a_run_reads_is_as_it_was_when_it_first_read(shop: MySQL) -> None:
+    shop.execute(*TABLES)
+    with splittable(shop).snapshot("snapshot") as snapshot:
+        shop.execute(*LOADED)
+        assert rows_in(snapshot, query_of()) == [(101,), (102,)]
+        shop.execute("INSERT INTO t VALUES (103)", "INSERT INTO stale VALUES (4)")
+        assert rows_in(snapshot, query_of()) == [(101,), (102,)]
+        assert rows_in(snapshot, query_of("stale")) == [(1,), (2,), (3,)]
 
 
 def test_at_the_end_of_the_rows_the_connection_is_free(shop: MySQL) -> None:
