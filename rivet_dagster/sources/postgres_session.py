@@ -83,6 +83,8 @@ class PostgresSession:
         self._statement: AdbcStatement | None = None
         self._reader: Any = None
         self._connection: AdbcConnection | None = None
+        self._cancelled = False
+        self._reading = False
         settings = database.settings
         if snapshot is not None:
             patience = min(settings.lock_timeout or _ADOPTED_LOCK_TIMEOUT_S, _ADOPTED_LOCK_TIMEOUT_S)
@@ -182,12 +184,13 @@ class PostgresSession:
     def stream(
         self, sql: str, *, batch_bytes: int, expected: Mapping[int, str] | None = None
     ) -> Generator[pa.RecordBatch, None, None]:
-        """Run a statement and yield its batches as the driver delivers them; at the end, end the transaction.
+        """Run a statement and yield its batches as the driver delivers them.
 
         Args:
             sql: the statement.
             batch_bytes: about how large a batch is.
-            expected: what it may read; `None` for whatever it does.
+            expected: what it may read, as the transaction goes on; `None` for whatever it does, and the transaction
+                ends.
 
         Raises:
             SourceError: the server failed, or something else was read; transient where another run may succeed.
@@ -195,6 +198,7 @@ class PostgresSession:
         # Public readers drop the SQLSTATE of what fails between two batches; this one is what ADBC's own DB-API uses.
         from adbc_driver_manager._reader import AdbcRecordBatchReader
 
+        self._reading = True
         with self._translated():
             self._statement = self._driver.AdbcStatement(self._connection)
             self._statement.set_options(**{_BATCH_BYTES: str(min(batch_bytes, _ENOUGH_BYTES))})
@@ -211,14 +215,22 @@ class PostgresSession:
         self._end_statement()
         if expected is not None:
             self.check_locked(expected)
-        # So that a pooler may keep the server connection. Everything has been read: a failure changes nothing.
-        with contextlib.suppress(SourceError):
-            self._run("COMMIT")
+        else:
+            # So that a pooler may keep the server connection. Everything has been read: a failure changes nothing.
+            with contextlib.suppress(SourceError):
+                self._run("COMMIT")
+        self._reading = False
 
     def cancel(self) -> None:
         """Ask the server to stop the running statement; from any thread, before `close`."""
+        self._cancelled = True
         if self._connection is not None:
             self._connection.cancel()
+
+    @property
+    def rests(self) -> bool:
+        """Whether it may read on: what it read, it read to the end, and nobody has asked to stop it."""
+        return not self._reading and not self._cancelled
 
     def close(self) -> None:
         """Free the connection; an open transaction is rolled back by the server."""

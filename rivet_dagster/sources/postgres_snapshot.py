@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +14,7 @@ from rivet_dagster.rows import Consistency, Key, Query
 from rivet_dagster.sources.description import query_text, what_is_read
 from rivet_dagster.sources.postgres_database import PostgresDatabase
 from rivet_dagster.sources.postgres_keys import WALK_SETTINGS, Rows, boundaries, relation_of
+from rivet_dagster.sources.postgres_result import Result, result_of
 from rivet_dagster.sources.postgres_session import PostgresSession
 from rivet_dagster.sources.postgres_storage import block_boundaries, blocks_of
 from rivet_dagster.sources.ranges import checked_key
@@ -32,19 +33,57 @@ class _Opens(Protocol):
     def open_at(self, query: Query, *, shared: SharedSnapshot | None) -> BatchStream: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Between two ranges a session waits for what it read to be encoded.
+_READER_SETTINGS = {"idle_in_transaction_session_timeout": "0"}
+
+
 class SharedSnapshot:
-    """One that several sessions read.
+    """One that several sessions read, each range after range. May be used by several threads.
 
     Attributes:
-        name: by which they adopt it.
         locked: what the session that holds it has locked; by number, the names.
         text: the statement that it was made for.
     """
 
-    name: str
-    locked: Mapping[int, str]
-    text: str
+    def __init__(self, open_session: Callable[[], PostgresSession], *, locked: Mapping[int, str], text: str) -> None:
+        """Open nothing yet; `open_session` adopts the snapshot."""
+        self.locked = locked
+        self.text = text
+        self._results: dict[Hashable, Result] = {}
+        self._open = open_session
+        self._resting: list[PostgresSession] = []
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def session(self) -> PostgresSession:
+        """One that nobody uses; give it back."""
+        with self._lock:
+            if self._resting:
+                return self._resting.pop()
+        return self._open()
+
+    def result(self, query: Query, session: PostgresSession, text: str) -> Result:
+        """As `result_of`, asked once: ranges differ in their rows alone, and what is locked nobody changes."""
+        asked = tuple(sorted(query.casts.items())), tuple(sorted(query.coerce))
+        if asked not in self._results:
+            self._results[asked] = result_of(session, query, text)
+        return self._results[asked]
+
+    def give_back(self, session: PostgresSession) -> None:
+        """Keep a session for the next range, if it can read on."""
+        with self._lock:
+            if session.rests and not self._ended:
+                self._resting.append(session)
+                return
+        session.close()
+
+    def end(self) -> None:
+        """Free the sessions that nobody uses, and those that are given back later."""
+        with self._lock:
+            self._ended = True
+            left, self._resting = self._resting, []
+        for session in left:
+            _end(session)
 
 
 class PostgresSnapshot:
@@ -89,11 +128,10 @@ class PostgresSnapshot:
         # A walk in another thread ends first.
         with contextlib.suppress(Exception):
             self._holder.cancel()
+        if self._shared is not None:
+            self._shared.end()
         with self._walking:
-            # A pooler keeps the connection of a transaction that has ended.
-            with contextlib.suppress(SourceError):
-                self._holder.end()
-            self._holder.close()
+            _end(self._holder)
             self._holder = None
 
     def open(self, query: Query) -> BatchStream:
@@ -169,15 +207,22 @@ class PostgresSnapshot:
             holder = self._session(what, _HOLDER_SETTINGS, snapshot=first.export_snapshot())
             try:
                 holder.lock(text)
-                shared = SharedSnapshot(name=holder.export_snapshot(), locked=locked, text=text)
+                adopt = partial(self._session, what, _READER_SETTINGS, snapshot=holder.export_snapshot())
                 first.end()
             except BaseException:
                 holder.close()
                 raise
-        return holder, shared
+        return holder, SharedSnapshot(adopt, locked=locked, text=text)
 
     def _session(self, what: str, local: dict[str, str], *, snapshot: str | None = None) -> PostgresSession:
         return PostgresSession(self._database, what=what, local=local, snapshot=snapshot)
+
+
+def _end(session: PostgresSession) -> None:
+    # A pooler keeps the connection of a transaction that has ended.
+    with contextlib.suppress(SourceError):
+        session.end()
+    session.close()
 
 
 def _ended() -> SourceError:

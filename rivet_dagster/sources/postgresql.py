@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rivet_dagster.errors import SourceError
-from rivet_dagster.rows import Consistency, Key, Query, ResultColumn
+from rivet_dagster.rows import Consistency, Key, Query
 from rivet_dagster.sources.counting import count_sql, counted
 from rivet_dagster.sources.description import (
-    casts_of,
-    check_columns,
-    positions,
     query_text,
     schema_of,
     selected,
-    table_text,
     what_is_read,
 )
 from rivet_dagster.sources.guards import Misfits, refused
 from rivet_dagster.sources.postgres_cursor import cursor_of, note, value_literal
 from rivet_dagster.sources.postgres_database import PostgresDatabase
 from rivet_dagster.sources.postgres_keys import Rows, range_condition, relation_of
+from rivet_dagster.sources.postgres_result import cast, result_of
 from rivet_dagster.sources.postgres_session import PostgresSession
 from rivet_dagster.sources.postgres_snapshot import PostgresSnapshot, SharedSnapshot
 from rivet_dagster.sources.postgres_statistics import estimated_rows, sample_clause
 from rivet_dagster.sources.postgres_storage import block_condition
-from rivet_dagster.sources.postgres_types import ColumnPlan, plan_column, type_name, unnamed_oid
+from rivet_dagster.sources.postgres_types import ColumnPlan
 from rivet_dagster.sources.postgres_writers import check_server
 from rivet_dagster.sources.ranges import checked_key, no_catalog, sampled_row_bytes, usable_keys
 from rivet_dagster.sources.session_settings import SessionSettings
@@ -39,16 +37,6 @@ from rivet_dagster.sources.url import DatabaseUrl
 from rivet_dagster.windows import Cursor, CursorTerm, Noted, Settling
 
 __all__ = ["PostgresSource"]
-
-_CATALOG = """
-SELECT a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS type,
-       a.attnotnull AND c.relkind = 'r' AND NOT c.relhassubclass AND NOT EXISTS (
-           SELECT FROM pg_constraint n
-           WHERE n.conrelid = c.oid AND n.contype = 'n' AND NOT n.convalidated AND a.attnum = ANY (n.conkey)
-       ) AS never_null
-FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
-WHERE a.attrelid = to_regclass({relation}) AND a.attnum > 0 AND NOT a.attisdropped
-"""
 
 
 class PostgresSource:
@@ -168,40 +156,34 @@ class PostgresSource:
             # A pooler keeps the connection of a transaction that has ended.
             session.end()
 
-    def _session(self, query: Query, *, snapshot: str | None = None) -> PostgresSession:
-        return PostgresSession(self._database, what=what_is_read(query), snapshot=snapshot)
+    def _session(self, query: Query) -> PostgresSession:
+        return PostgresSession(self._database, what=what_is_read(query))
 
     def _open(
         self, query: Query, restricted: Callable[[PostgresSession, str], str], *, shared: SharedSnapshot | None
     ) -> BatchStream:
         text = query_text(query, most=2, fold=True)
-        session = self._session(query, snapshot=shared.name if shared else None)
+        session = shared.session() if shared else self._session(query)
         try:
             text = restricted(session, text)
-            fields = session.describe(text)
-            check_columns(fields.names, query)
-            width = len(fields)
-            if query.casts:
-                text = selected(casts_of(fields.names, query.casts), text, width)
-                fields = session.describe(text)
+            result = shared.result(query, session, text) if shared else result_of(session, query, text)
+            text = cast(text, query, result.names)
             if shared is None:
                 session.lock(text)
-            plans = tuple(map(plan_column, positions(width), fields))
-            columns = _columns(session, query, fields, plans)
             misfits = Misfits(query.coerce)
-            guards = _guards(fields.names, plans, misfits)
-            sql = selected([*(plan.expression for plan in plans), *guards], text, width)
+            guards = _guards(result.names, result.plans, misfits)
+            sql = selected([*(plan.expression for plan in result.plans), *guards], text, len(result.plans))
         except BaseException:
             session.close()
             raise
-        schema = schema_of(columns)
+        schema = schema_of(result.columns)
         sent = session.stream(sql, batch_bytes=self._batch_bytes, expected=shared.locked if shared else None)
-        batches = (_arrived(batch, plans, schema, misfits) for batch in sent)
+        batches = (_arrived(batch, result.plans, schema, misfits) for batch in sent)
         return BatchStream(
-            columns,
+            result.columns,
             batches,
             cancel=session.cancel,
-            release=session.close,
+            release=partial(shared.give_back, session) if shared else session.close,
             misfits=misfits,
             batch_rows=self._batch_rows,
             batch_bytes=self._batch_bytes,
@@ -222,33 +204,6 @@ def _within(session: PostgresSession, query: Query, text: str) -> str:
         checked_key(relation, query.within.key.columns, query)
         condition = range_condition(relation, query.within, alias="r")
     return f"{text} AS r WHERE {condition}" if condition else text
-
-
-def _columns(
-    session: PostgresSession, query: Query, fields: pa.Schema, plans: tuple[ColumnPlan, ...]
-) -> tuple[ResultColumn, ...]:
-    declared = {}
-    if query.table is not None:
-        relation = table_text(query, most=2, fold=True).replace("'", "''")
-        declared = {row["name"]: row for row in session.rows(_CATALOG.format(relation=f"'{relation}'"))}
-    unnamed = sorted({oid for field in fields if (oid := unnamed_oid(field)) is not None})
-    names = {}
-    if unnamed:
-        listed = ", ".join(f"{oid}::oid" for oid in unnamed)
-        found = session.rows(f"SELECT t::int8 AS oid, format_type(t, -1) AS name FROM unnest(ARRAY[{listed}]) AS t")
-        names = {row["oid"]: row["name"] for row in found}
-    columns = []
-    for field, plan in zip(fields, plans, strict=True):
-        in_table = declared.get(field.name) if field.name not in query.casts else None
-        columns.append(
-            ResultColumn(
-                name=field.name,
-                source_type=in_table["type"] if in_table else names.get(unnamed_oid(field)) or type_name(field),
-                nullable=not (in_table and in_table["never_null"]) or field.name in query.coerce,
-                arrow_type=plan.arrives_as,
-            )
-        )
-    return tuple(columns)
 
 
 def _guards(names: Sequence[str], plans: Sequence[ColumnPlan], misfits: Misfits) -> list[str]:

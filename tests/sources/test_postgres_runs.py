@@ -20,6 +20,7 @@ from tests.sources.databases import Postgres
 from tests.sources.ranges import (
     CONSISTENCIES,
     assert_cut,
+    between,
     key_of,
     query_of,
     read_in_ranges,
@@ -52,11 +53,38 @@ def test_one_session_holds_the_snapshot_until_the_run_ends(shop: Postgres) -> No
     with run(shop) as snapshot:
         assert snapshot.storage_key(query_of()) is not None
         eventually(lambda: ours(shop, "state") == ["idle in transaction"])
-        assert rows_in(snapshot, query_of()) == ROWS
-        eventually(lambda: sessions(shop) == 1)
         held = shop.row(f"SELECT backend_xmin IS NOT NULL FROM pg_stat_activity WHERE {OURS}")
         assert held == (True,)
+        assert rows_in(snapshot, query_of()) == ROWS
+        # One that has read waits for the next range.
+        assert sessions(shop) == 2
     eventually(lambda: sessions(shop) == 0)
+
+
+def test_a_session_reads_range_after_range(shop: Postgres) -> None:
+    with run(shop) as snapshot:
+        bounds = list(snapshot.boundaries(query_of(), KEY, rows=2))
+        assert len(bounds) == 9
+        eventually(lambda: sessions(shop) == 1)
+        ranges = list(between(bounds, KEY))
+        assert rows_in(snapshot, query_of(within=ranges[0])) == ROWS[:2]
+        reader = set(ours(shop, "pid"))
+        for place, within in enumerate(ranges[1:], 1):
+            assert rows_in(snapshot, query_of(within=within)) == ROWS[2 * place : 2 * place + 2]
+            assert set(ours(shop, "pid")) == reader
+
+
+def test_a_session_that_failed_or_was_stopped_reads_no_other_range(shop: Postgres) -> None:
+    shop.execute("CREATE VIEW seen AS SELECT i AS id, 10 / (i - 3) AS x FROM generate_series(1, 9) AS i")
+    with run(shop) as snapshot:
+        query = query_of("seen")
+        for _ in range(2):
+            with pytest.raises(SourceError, match="division by zero"):
+                rows_in(snapshot, query)
+            eventually(lambda: sessions(shop) == 1)
+        stopped = snapshot.open(query)
+        stopped.close()
+        eventually(lambda: sessions(shop) == 1)
 
 
 def test_a_lost_holder_is_worth_another_run(shop: Postgres) -> None:
