@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -109,7 +109,10 @@ def _local(_netloc: str, directory: str) -> tuple[ExportIOManager, str]:
 
 def _directory(told: str) -> LocalIOManager:
     paths = [told, *as_written(told)]
-    return LocalIOManager(path=next((path for path in paths if Path(path).is_dir()), told))
+    # Where the system refuses to tell, whoever looks at it next says so.
+    with suppress(OSError):
+        told = next((path for path in paths if Path(path).is_dir()), told)
+    return LocalIOManager(path=told)
 
 
 def _s3(bucket: str, directory: str) -> tuple[ExportIOManager, str]:

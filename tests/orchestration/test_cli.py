@@ -340,6 +340,10 @@ def test_what_cannot_be_looked_at_hides_nothing_else(project: Project) -> None:
     assert "manifest.json" in broken["error"]
     assert (events["ok"], events["error"], notes["ok"]) == (True, None, True)
     assert f"{out['place']}: {out['error']}" in shown
+    # The system's own refusal has a place and a remedy, too.
+    refused = told("validate", project.lake / ("x" * 300), code=2)["error"]
+    assert refused.startswith("local: expected")
+    assert "File name too long" in refused
     # What is wrong for certain is said first.
     next((project.lake / "notes" / "data").iterdir()).unlink()
     assert told("validate", project.lake, code=1)["ok"] is False
