@@ -220,11 +220,19 @@ def test_an_empty_dataset_may_grow_too(orders: Orders) -> None:
         (["alter table orders drop column note"], "column 'note' (string) is gone"),
         (["alter table orders rename column note to memo"], "column 'memo' (string) is new, column 'note' (string) is"),
         (
-            ["drop table orders", "create table orders (id integer primary key, note text, price integer not null)"],
+            [
+                "drop table orders",
+                "create table orders (id integer primary key, note text, price integer not null)",
+                "insert into orders values (101, 'n', 1)",
+            ],
             "column 'price' was double and is int64",
         ),
         (
-            ["drop table orders", "create table orders (id integer primary key, price real not null, note text)"],
+            [
+                "drop table orders",
+                "create table orders (id integer primary key, price real not null, note text)",
+                "insert into orders values (101, 1.5, 'n')",
+            ],
             "their order was id, note, price and is id, price, note",
         ),
     ],

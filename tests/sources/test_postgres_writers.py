@@ -239,7 +239,6 @@ def test_a_clock_is_held_back_also_between_two_transactions_of_one_message(pg: P
         ]
         came.result()
     assert set(seen) == {seen[0]}
-    assert len(seen) > 20
 
 
 def in_one_message(pg: Postgres, sql: str) -> None:
