@@ -14,7 +14,14 @@ from rivet_dagster.errors import SourceError
 from rivet_dagster.rows import Query
 from rivet_dagster.sources.description import query_text, what_is_read
 from rivet_dagster.sources.postgres_keys import Rows, literal, relation_of, text_literal
-from rivet_dagster.sources.postgres_writers import check_promise, last_drawn, relation_literal, server_of, settled
+from rivet_dagster.sources.postgres_writers import (
+    check_promise,
+    last_drawn,
+    relation_literal,
+    server_of,
+    settled,
+    unseen,
+)
 from rivet_dagster.sources.ranges import KeyColumn
 from rivet_dagster.sources.terms import (
     counted_nulls,
@@ -156,6 +163,8 @@ def note(query: Query, cursor: Cursor, asked: Settling, rows: Rows) -> Noted:
     if not asked.writers:
         return noted
     lowered, said = settled(rows, asked, what_is_read(query))
+    if not asked.top and (missed := unseen(rows)):
+        said = {**said, "note": missed}
     return replace(noted, clock=min([clock, *lowered]), said=said, server=server_of(rows))
 
 

@@ -20,7 +20,7 @@ from rivet_dagster.sources.postgres_keys import Rows, text_literal
 from rivet_dagster.sources.postgres_session import OURS
 from rivet_dagster.windows import Cursor, Settling
 
-__all__ = ["check_promise", "check_server", "last_drawn", "relation_literal", "server_of", "settled"]
+__all__ = ["check_promise", "check_server", "last_drawn", "relation_literal", "server_of", "settled", "unseen"]
 
 # A backend reads its clock a moment before its transaction can be seen.
 _GRACE_S = 0.05
@@ -156,10 +156,7 @@ def check_promise(query: Query, cursor: Cursor, rows: Rows, *, replica: bool, by
             "reads a foreign table, where who is writing is not known, or a materialized view, whose rows come when it "
             f"is refreshed; read from their own tables, or {instead}"
         )
-    if by_clock:
-        _check_sees_work(what, rows, instead)
-        return
-    if tables is None or cursor.term.column is None:
+    if by_clock or tables is None or cursor.term.column is None:
         return
     column = text_literal(cursor.term.column)
     for found in rows(_SEQUENCES.format(tables=tables, column=column)):
@@ -178,18 +175,15 @@ def check_promise(query: Query, cursor: Cursor, rows: Rows, *, replica: bool, by
         )
 
 
-def _check_sees_work(what: str, rows: Rows, instead: str) -> None:
+def unseen(rows: Rows) -> str | None:
+    """What waiting by a clock does not cover, since this role does not see when others began, and the remedy."""
     found = rows(_SEES_WORK)[0]
+    if found["granted"] and found["tracked"]:
+        return None
+    why = "track_activities is off: set it on"
     if not found["granted"]:
-        raise ConfigError(
-            f'{what}: settle="writers" by a clock needs a role that sees when others began, and {found["role"]} is '
-            f"none; GRANT pg_read_all_stats TO {found['role']}, which shows statistics and no rows, or {instead}"
-        )
-    if not found["tracked"]:
-        raise ConfigError(
-            f'{what}: settle="writers" by a clock needs a server that notes when others began, and track_activities '
-            f"is off; set it on, or {instead}"
-        )
+        why = f"{found['role']} does not see when others began: GRANT pg_read_all_stats TO {found['role']}"
+    return f"of several transactions in one message, all but the first may be missed, since {why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
