@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -342,14 +342,7 @@ class AzureHarness(_StoreHarness):
         return partial(_elsewhere, _azure_at, self.server, self.bucket, self._prefix)
 
     def _create(self) -> None:
-        from azure.core.exceptions import ResourceExistsError, ServiceResponseError
-
-        try:
-            self._client.create_container(self.bucket)
-        except ServiceResponseError:
-            # The client never retries, and the server may end a connection just as it is used again.
-            with suppress(ResourceExistsError):
-                self._client.create_container(self.bucket)
+        self._client.create_container(self.bucket)
 
     def _objects(self) -> dict[str, bytes]:
         container = self._client.get_container_client(self.bucket)
