@@ -139,6 +139,10 @@ class Shop:
     def rows(self) -> list[Row]:
         return self.connection.execute("select id, stamp, note from events order by id").fetchall()
 
+    def is_behind(self, base: Delivery) -> bool:
+        """Whether the clock stands before the end of a delivery."""
+        return self.kind == "clock" and base.value is not None and self.clock < base.value
+
     def delivery(self, base: Delivery | None, *, anew: bool, run_id: str) -> Delivery:
         """What a run has to deliver that begins now, on top of `base`."""
         there = self.rows()
