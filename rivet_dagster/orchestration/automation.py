@@ -110,9 +110,9 @@ def build_delivery_sensor(
 
     A delivery is new when `_SUCCESS` names another manifest than at the last tick, and that manifest is there: this
     Dagster may have committed it, another code location, or the public `rivet`. A head without its marker, or with a
-    marker that names the delivery before, is no delivery yet; a compaction of the delivery
-    that was there is none either. What is there at the first tick is new. The sensor's cursor holds the fingerprint of
-    each prefix; one whose store cannot be asked keeps its own until it can be.
+    marker that names the delivery before, is no delivery yet; a compaction of the delivery that was there is none
+    either. What is there at the first tick is new. The sensor's cursor holds the fingerprint of each prefix; one whose
+    store cannot be asked keeps its own until it can be.
 
     Args:
         prefixes: what is watched: keys of assets, or directories below the destination's own (`"shop/orders"`,

@@ -143,21 +143,21 @@ class PostgresSession:
         with self._translated(), self._prepared(sql) as statement:
             return pa.schema(statement.execute_schema())
 
-    def lock(self, sql: str) -> dict[int, str]:
+    def lock(self, sql: str) -> None:
         """Lock all that a statement reads, until the transaction ends, without running it.
 
         A snapshot from before a lock is granted sees nothing of what was committed by whoever held it: of a table that
         was truncated and loaded, or changed places with another, not the old rows and not the new ones.
-
-        Returns:
-            What is locked: by number, the names.
 
         Raises:
             SourceError: the server refused.
         """
         # Planning locks what no name tells: partitions and other children.
         self.rows(f"SELECT 1 AS planned FROM (\n{sql}\n) AS q LIMIT 0")
-        return self._locked()
+
+    def locked(self) -> dict[int, str]:
+        """What this transaction has locked to read it: by number, the names."""
+        return {row["oid"]: row["name"] for row in self.rows(_LOCKED)}
 
     def rows(self, sql: str) -> list[dict[str, Any]]:
         """All rows of a small statement."""
@@ -171,15 +171,12 @@ class PostgresSession:
         Raises:
             SourceError: transient, names it.
         """
-        if more := [name for oid, name in self._locked().items() if oid not in expected]:
+        if more := [name for oid, name in self.locked().items() if oid not in expected]:
             raise SourceError(
                 f"postgresql database {self._of.name!r}, {self._what}: {', '.join(more)} became a part of it while it "
                 "was read, and its rows are in some of the ranges only; run again",
                 transient=True,
             )
-
-    def _locked(self) -> dict[int, str]:
-        return {row["oid"]: row["name"] for row in self.rows(_LOCKED)}
 
     def stream(
         self, sql: str, *, batch_bytes: int, expected: Mapping[int, str] | None = None

@@ -203,7 +203,8 @@ class PostgresSnapshot:
     def _hold(self, what: str, text: str) -> tuple[PostgresSession, SharedSnapshot]:
         # Only a session that reads no snapshot yet can lock before it takes one; what walks has to read that one.
         with contextlib.closing(self._session(what, _HOLDER_SETTINGS)) as first:
-            locked = first.lock(text)
+            first.lock(text)
+            locked = first.locked()
             holder = self._session(what, _HOLDER_SETTINGS, snapshot=first.export_snapshot())
             try:
                 holder.lock(text)
