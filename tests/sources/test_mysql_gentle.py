@@ -11,6 +11,7 @@ from rivet_dagster.errors import SourceError
 from rivet_dagster.rows import Query
 from rivet_dagster.sources.connect import connect
 from tests.sources.databases import MySQL
+from tests.sources.ranges import key_of, read_in_ranges, run
 
 VARIABLES = ("max_statement_time", "lock_wait_timeout", "innodb_lock_wait_timeout")
 
@@ -27,6 +28,19 @@ def test_timeouts_are_the_session_s_own(maria: MySQL) -> None:
     assert variables(maria, statement_timeout=61.5, lock_timeout=0.3) == [61.5, 1, 1]
     assert variables(maria, lock_timeout=7) == [usual[0], 7, 7]
     assert variables(maria) == usual
+
+
+def test_a_limit_of_the_server_cuts_no_result(maria: MySQL) -> None:
+    """Which comes without a warning: whoever wants fewer rows says so in the query."""
+    maria.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT seq FROM seq_1_to_9")
+    maria.execute("SET GLOBAL sql_select_limit = 2")
+    try:
+        assert maria.row("SELECT COUNT(*) FROM (SELECT @@sql_select_limit AS n) AS x WHERE n = 2") == (1,)
+        assert len(maria.read(table="t").rows) == 9
+        with run(maria) as snapshot:
+            assert [len(part) for part in read_in_ranges(snapshot, key_of("id"), rows=4)] == [4, 4, 1]
+    finally:
+        maria.execute("SET GLOBAL sql_select_limit = DEFAULT")
 
 
 def test_mysql_itself_counts_milliseconds(maria: MySQL, monkeypatch: pytest.MonkeyPatch) -> None:
