@@ -133,12 +133,15 @@ def _no_table(kind: str) -> str:
 
 
 def _column(row: tuple[Any, ...]) -> KeyColumn:
-    name, kind, declared, nullable, charset = row[:5]
+    name, kind, declared, nullable, charset, collation = row[:6]
     obstacle = None
     if kind not in _EXACT:
         obstacle = "a key is of integers, decimals, text, bytes, uuid, dates or timestamps, which are compared exactly"
     elif kind in TEXTS and charset not in _WHOLE:
         obstacle = f"text in the character set {charset} does not become UTF-8 and back without a change"
+    elif kind == "char" and "_nopad_" in collation:
+        # Stored with blanks behind it, and compared without them: 'a' and 'a\t' change places.
+        obstacle = f"MariaDB's indexes have char in {collation} in another order than its comparisons; use varchar"
     return KeyColumn(
         name=name, type_name=f"{kind}" if kind in _EXACT else declared, nullable=nullable, obstacle=obstacle
     )

@@ -105,6 +105,7 @@ REFUSED = {
     "UNIQUE (s(5))": ("s", "is over the beginnings of values only"),
     "UNIQUE (e)": ("e", "column 'e' is enum.*compared exactly"),
     "UNIQUE (j)": ("j", "character set sjis does not become UTF-8 and back"),
+    "UNIQUE (c)": ("c", "column 'c' is char: .* char in utf8mb4_nopad_bin in another order"),
     "UNIQUE (i) IGNORED": ("i", "is ignored by the server"),
     "UNIQUE (g) USING HASH": ("g", "column 'g' may be NULL"),
 }
@@ -114,7 +115,8 @@ REFUSED = {
 def test_what_the_catalog_does_not_vouch_for_is_no_key(maria: MySQL, index: str) -> None:
     maria.execute(
         "CREATE TABLE t (id int NOT NULL PRIMARY KEY, s varchar(20) NOT NULL, e enum('a', 'b') NOT NULL, "
-        f"i int NOT NULL, j varchar(20) CHARACTER SET sjis NOT NULL, g int, {index})"
+        f"i int NOT NULL, j varchar(20) CHARACTER SET sjis NOT NULL, g int, "
+        f"c char(5) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL, {index})"
     )
     column, said = REFUSED[index]
     assert splittable(maria).keys(query_of()) == (key_of("id"),)
