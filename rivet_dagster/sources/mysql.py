@@ -17,7 +17,7 @@ from rivet_dagster.sources.description import (
     what_is_read,
 )
 from rivet_dagster.sources.guards import Misfits
-from rivet_dagster.sources.mysql_catalog import Table, from_clause, names_of, table_of, utf8_literal
+from rivet_dagster.sources.mysql_catalog import Table, from_clause, of_table, table_of
 from rivet_dagster.sources.mysql_charsets import refuse_lost_characters
 from rivet_dagster.sources.mysql_connection import check_url, database_name
 from rivet_dagster.sources.mysql_cursor import cursor_of, note, window_text
@@ -39,10 +39,10 @@ __all__ = ["MySQLSource"]
 _ENOUGH_BYTES = 2**20
 
 _CATALOG = """
-SELECT c.TABLE_NAME, c.COLUMN_NAME, c.COLUMN_TYPE, c.IS_NULLABLE = 'NO' AND t.TABLE_TYPE = 'BASE TABLE'
+SELECT c.COLUMN_NAME, c.COLUMN_TYPE, c.IS_NULLABLE = 'NO' AND t.TABLE_TYPE = 'BASE TABLE'
 FROM information_schema.COLUMNS AS c
 JOIN information_schema.TABLES AS t ON t.TABLE_SCHEMA = c.TABLE_SCHEMA AND t.TABLE_NAME = c.TABLE_NAME
-WHERE c.TABLE_SCHEMA = {schema} AND c.TABLE_NAME = {table}
+WHERE {of_table}
 """
 
 
@@ -160,8 +160,7 @@ class MySQLSource:
             SourceError: the server refused or could not be reached.
         """
         with contextlib.closing(self.session(what_is_read(query))) as session:
-            named = _where(query) if query.table is not None else None
-            return cursor_of(query, term, _text(query), rows=session.rows, describe=session.describe, named=named)
+            return cursor_of(query, term, _text(query), rows=session.rows, describe=session.describe)
 
     @contextlib.contextmanager
     def settling(self, query: Query, cursor: Cursor, asked: Settling) -> Iterator[Noted]:
@@ -234,14 +233,8 @@ def _columns(
 ) -> tuple[ResultColumn, ...]:
     declared: dict[str, tuple[str, bool]] = {}
     if query.table is not None:
-        table = names_of(query)[-1]
-        schema, literal = _where(query)
-        # Where names are not case-sensitive, or a collation is lax, a twin's columns must not be taken for its own.
-        declared = {
-            name: (kind, bool(never_null))
-            for found, name, kind, never_null in session.rows(_CATALOG.format(schema=schema, table=literal))
-            if found == table
-        }
+        found = session.rows(_CATALOG.format(of_table=of_table(query, "t", "c")))
+        declared = {name: (kind, bool(never_null)) for name, kind, never_null in found}
     return tuple(
         ResultColumn(
             name=column.name,
@@ -251,10 +244,3 @@ def _columns(
         )
         for column, plan in zip(described, plans, strict=True)
     )
-
-
-def _where(query: Query) -> tuple[str, str]:
-    """Schema and name of a query's table, as SQL."""
-    *schema, table = names_of(query)
-    # In hexadecimal, which no sql_mode reads in another way.
-    return utf8_literal(schema[0]) if schema else "DATABASE()", utf8_literal(table)

@@ -20,7 +20,7 @@ __all__ = [
     "Table",
     "backquoted",
     "from_clause",
-    "names_of",
+    "of_table",
     "table_of",
     "utf8_literal",
 ]
@@ -30,16 +30,16 @@ Rows = Callable[[str], list[tuple[Any, ...]]]
 
 _COLUMNS = """
 SELECT c.COLUMN_NAME, LOWER(c.DATA_TYPE), c.COLUMN_TYPE, c.IS_NULLABLE = 'YES', c.CHARACTER_SET_NAME, c.COLLATION_NAME,
-       t.TABLE_NAME, t.TABLE_TYPE, t.ENGINE, t.TABLE_ROWS
+       t.TABLE_TYPE, t.ENGINE, t.TABLE_ROWS
 FROM information_schema.TABLES AS t
 JOIN information_schema.COLUMNS AS c ON c.TABLE_SCHEMA = t.TABLE_SCHEMA AND c.TABLE_NAME = t.TABLE_NAME
-WHERE t.TABLE_SCHEMA = {schema} AND t.TABLE_NAME = {table}
+WHERE {of_table}
 ORDER BY c.ORDINAL_POSITION
 """
 _INDEXES = """
-SELECT s.TABLE_NAME, s.INDEX_NAME, s.COLUMN_NAME, s.SUB_PART, s.COLLATION, s.INDEX_TYPE, {hidden}
+SELECT s.INDEX_NAME, s.COLUMN_NAME, s.SUB_PART, s.COLLATION, s.INDEX_TYPE, {hidden}
 FROM information_schema.STATISTICS AS s
-WHERE s.TABLE_SCHEMA = {schema} AND s.TABLE_NAME = {table} AND s.NON_UNIQUE = 0
+WHERE {of_table} AND s.NON_UNIQUE = 0
 ORDER BY s.INDEX_NAME, s.SEQ_IN_INDEX
 """
 # How the two servers say that an index is kept but not used.
@@ -90,18 +90,13 @@ def table_of(query: Query, rows: Rows) -> Table:
     """
     if query.table is None:
         raise no_catalog(query)
-    *schema, name = names_of(query)
-    where = {"schema": utf8_literal(schema[0]) if schema else "DATABASE()", "table": utf8_literal(name)}
-    # The catalog's own comparison takes case twins for one another.
-    described = rows(_COLUMNS.format(**where))
-    found = _own_name(name, {row[6] for row in described}, rows)
-    described = [row for row in described if row[6] == found]
+    described = rows(_COLUMNS.format(of_table=of_table(query, "t", "c")))
     if not described:
         raise SourceError(f"{what_is_read(query)}: there is no such table; check database and name")
     hidden = [_HIDDEN[column] for (column,) in rows(_ASK_HIDDEN)]
-    parts = [r for r in rows(_INDEXES.format(**where, hidden=hidden[0] if hidden else "FALSE")) if r[0] == found]
+    parts = rows(_INDEXES.format(of_table=of_table(query, "s"), hidden=hidden[0] if hidden else "FALSE"))
     indexes = _unique_indexes(parts)
-    _, kind, engine, estimate = described[0][6:]
+    kind, engine, estimate = described[0][6:]
     engine = str(engine or "")
     return Table(
         relation=Relation(
@@ -116,14 +111,6 @@ def table_of(query: Query, rows: Rows) -> Table:
         transactional=rows(_TRANSACTIONS.format(engine=utf8_literal(engine))) == [("YES",)],
         rows=None if estimate is None else int(estimate),
     )
-
-
-def _own_name(name: str, found: set[str], rows: Rows) -> str | None:
-    if name in found or not found:
-        return name
-    (lower_case,) = rows("SELECT @@lower_case_table_names")[0]
-    same = [other for other in found if other.casefold() == name.casefold()]
-    return same[0] if same and int(lower_case) else None
 
 
 def _no_table(kind: str) -> str:
@@ -150,7 +137,7 @@ def _column(row: tuple[Any, ...]) -> KeyColumn:
 def _unique_indexes(parts: list[tuple[Any, ...]]) -> list[tuple[str, UniqueIndex]]:
     by_name: dict[str, list[tuple[Any, ...]]] = {}
     for part in parts:
-        by_name.setdefault(part[1], []).append(part[2:])
+        by_name.setdefault(part[0], []).append(part[1:])
     in_order = sorted(by_name.items(), key=lambda one: (one[0] != "PRIMARY", len(one[1]), one[0]))
     return [(name, _unique_index(name, found)) for name, found in in_order]
 
@@ -186,6 +173,23 @@ def names_of(query: Query) -> tuple[str, ...]:
     # It checks the casts, too.
     query_text(Query(table=table, casts=query.casts), most=2, fold=False)
     return split_name(table, most=2, fold=False)
+
+
+def of_table(query: Query, *rows: str) -> str:
+    """SQL that is true for those of a catalog's rows, by their aliases, that are about the table of a query."""
+    *schema, table = names_of(query)
+    database = utf8_literal(schema[0]) if schema else "DATABASE()"
+    # The catalog's own comparison finds them fast, and takes twins in case or in accents for one another.
+    return " AND ".join(
+        f"{row}.{column} = {name} AND {_exact(f'{row}.{column}')} = {_exact(name)}"
+        for row in rows
+        for column, name in (("TABLE_SCHEMA", database), ("TABLE_NAME", utf8_literal(table)))
+    )
+
+
+def _exact(name: str) -> str:
+    as_compared = f"IF(@@lower_case_table_names, LOWER({name}), {name})"
+    return f"CONVERT({as_compared} USING utf8mb4) COLLATE utf8mb4_bin"
 
 
 def from_clause(query: Query, index: str | None = None) -> str:

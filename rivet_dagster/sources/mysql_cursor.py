@@ -11,7 +11,7 @@ import pyarrow as pa
 from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.rows import Query
 from rivet_dagster.sources.description import what_is_read
-from rivet_dagster.sources.mysql_catalog import Rows, backquoted, utf8_literal
+from rivet_dagster.sources.mysql_catalog import Rows, backquoted, of_table, utf8_literal
 from rivet_dagster.sources.mysql_types import WireColumn, plan_column
 from rivet_dagster.sources.terms import (
     counted_nulls,
@@ -39,7 +39,7 @@ _NOT_NULL = 1
 _UNIQUE = """
 SELECT COUNT(*) FROM (
     SELECT s.INDEX_NAME FROM information_schema.STATISTICS AS s
-    WHERE s.TABLE_SCHEMA = {schema} AND s.TABLE_NAME = {table} AND s.NON_UNIQUE = 0
+    WHERE {of_table} AND s.NON_UNIQUE = 0
     GROUP BY s.INDEX_NAME
     HAVING COUNT(*) = 1 AND MAX(s.SUB_PART) IS NULL AND MAX(LOWER(s.COLUMN_NAME)) = LOWER({column})
 ) AS u
@@ -47,7 +47,7 @@ SELECT COUNT(*) FROM (
 
 _LEADS_AN_INDEX = """
 SELECT s.INDEX_NAME FROM information_schema.STATISTICS AS s
-WHERE s.TABLE_SCHEMA = {schema} AND s.TABLE_NAME = {table} AND s.SEQ_IN_INDEX = 1
+WHERE {of_table} AND s.SEQ_IN_INDEX = 1
   AND s.INDEX_TYPE = 'BTREE' AND LOWER(s.COLUMN_NAME) = LOWER({column})
 LIMIT 1
 """
@@ -60,7 +60,6 @@ def cursor_of(
     *,
     rows: Rows,
     describe: Callable[[str], tuple[WireColumn, ...]],
-    named: tuple[str, str] | None,
 ) -> Cursor:
     """Describe a term.
 
@@ -70,7 +69,6 @@ def cursor_of(
         text: the query's whole statement.
         rows: runs a small statement.
         describe: the columns of a statement.
-        named: schema and name of the query's table, as SQL; `None` for a query that is none.
 
     Raises:
         ConfigError: it is no column, or of a type that no window can be over.
@@ -85,10 +83,10 @@ def cursor_of(
     if kind is None or plan.source_type in {"year", "null"} or plan.source_type.startswith("bit"):
         raise no_cursor(query, term, plan.source_type)
     unique = leads = False
-    if named is not None and term.column is not None:
-        column = utf8_literal(term.column)
-        unique = bool(rows(_UNIQUE.format(schema=named[0], table=named[1], column=column))[0][0])
-        leads = bool(rows(_LEADS_AN_INDEX.format(schema=named[0], table=named[1], column=column)))
+    if query.table is not None and term.column is not None:
+        asked = {"of_table": of_table(query, "s"), "column": utf8_literal(term.column)}
+        unique = bool(rows(_UNIQUE.format(**asked))[0][0])
+        leads = bool(rows(_LEADS_AN_INDEX.format(**asked)))
     return Cursor(
         term=term,
         kind=kind,
@@ -96,7 +94,7 @@ def cursor_of(
         # NOW() gives whole seconds, whatever the column's own precision is.
         resolution=timedelta(seconds=1),
         unique=unique,
-        nullable=not (named is not None and found.flags & _NOT_NULL),
+        nullable=not (query.table is not None and found.flags & _NOT_NULL),
         finds_nulls=leads,
     )
 

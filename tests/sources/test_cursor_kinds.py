@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.rows import Query
 from rivet_dagster.sources.connect import connect
@@ -42,6 +44,15 @@ def test_mysql(maria: MySQL) -> None:
     assert said(maria, expression="coalesce(t, '2024-01-01')")[0] in ("naive", "text")
     for column in ("y", "b", "e", "f", "gone"):
         assert said(maria, column=column) == ("refused",)
+
+
+@pytest.mark.parametrize("twin", ["KINDS", "k\u00efnds"])
+def test_an_index_of_a_table_with_almost_the_same_name_vouches_for_nothing(maria: MySQL, twin: str) -> None:
+    """Or the rows that come with the greatest value later would never be read."""
+    maria.execute("CREATE TABLE kinds (n int NOT NULL)", f"CREATE TABLE {twin} (n int NOT NULL UNIQUE)")
+    assert said(maria, column="n")[0::3] == ("integer", False)
+    maria.execute(f"RENAME TABLE kinds TO other, {twin} TO kinds, other TO {twin}")
+    assert said(maria, column="n")[0::3] == ("integer", True)
 
 
 def test_sqlite(lite: Sqlite) -> None:

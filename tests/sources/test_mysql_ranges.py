@@ -207,3 +207,13 @@ def test_a_table_is_found_in_the_case_in_which_it_is_written(maria: MySQL) -> No
     assert splittable(maria).keys(query_of(f"`{maria.schema}`.`t`")) == (key_of("id"),)
     with pytest.raises(SourceError, match="no such table"):
         splittable(maria).keys(query_of("gone"))
+    twin = maria.schema.upper()
+    maria.execute(f"CREATE DATABASE {twin}")
+    try:
+        # As the database's own is not: rows without an id would be in no range.
+        maria.execute(f"CREATE TABLE {twin}.t (id int UNIQUE)")
+        assert splittable(maria).keys(query_of(f"{twin}.t")) == ()
+        assert splittable(maria).keys(query_of(f"{maria.schema}.t")) == (key_of("id"),)
+        assert [column.nullable for column in splittable(maria).open(query_of(f"{twin}.t")).columns] == [True]
+    finally:
+        maria.execute(f"DROP DATABASE {twin}")
