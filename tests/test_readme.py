@@ -123,6 +123,12 @@ def test_the_contents_are_the_chapters() -> None:
     assert set(re.findall(r"\]\(#(.+?)\)", README)) <= set(anchors.values())
 
 
+def test_nothing_is_said_twice() -> None:
+    prose = re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
+    sentences = [" ".join(s.split()) for s in re.split(r"[.:](?:\s|$)", prose)]
+    assert not [s for s in {*sentences} if len(s) > 60 and sentences.count(s) > 1]
+
+
 def test_the_extras_are_those_that_can_be_installed() -> None:
     text = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
     extras = re.findall(r"^(\w+) = \[", text, re.MULTILINE)
@@ -436,9 +442,7 @@ def test_every_error_and_what_to_do_is_listed() -> None:
 
 def test_the_rules_of_planning_and_their_levels_are_those_of_the_code() -> None:
     said = {_names(row["rule"])[0]: row["level"] for row in _table(_section("Planning"), "rule")}
-    source = "".join(
-        (ROOT / "rivet_dagster" / "exports" / f"{name}.py").read_text() for name in ("plan", "stream_rules")
-    )
+    source = "".join(p.read_text() for p in (ROOT / "rivet_dagster").rglob("*.py"))
     in_code = {rule: Level[level].value for level, rule in re.findall(r'level=Level\.(\w+),\s+rule="([\w-]+)"', source)}
     assert said == in_code
 
