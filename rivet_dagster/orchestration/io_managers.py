@@ -8,11 +8,13 @@ from typing import Any, ClassVar, Literal
 
 import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr
+from typing_extensions import Self
 
 from rivet_dagster.contract import Destination, DestinationCapabilities
 from rivet_dagster.destinations.local import LocalDestination
 from rivet_dagster.destinations.stdout import StdoutDestination
 from rivet_dagster.errors import DestinationError, RivetError
+from rivet_dagster.exports.fields import refuse_unknown
 from rivet_dagster.layout import Prefix, asset_prefix
 from rivet_dagster.manifest import MAX_ANCESTORS
 from rivet_dagster.orchestration.failures import masked
@@ -84,6 +86,11 @@ class ExportIOManager(dg.ConfigurableIOManager):
 
     _opened: Destination | None = PrivateAttr(default=None)
     _clients: ExitStack = PrivateAttr(default_factory=ExitStack)
+
+    def __new__(cls, *_args: Any, **given: Any) -> Self:
+        """Look at the names before pydantic does, which does not say what may be meant."""
+        refuse_unknown(cls, given)
+        return super().__new__(cls)
 
     @abstractmethod
     def open_destination(self, clients: ExitStack) -> Destination:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr
+from typing_extensions import Self
 
 from rivet_dagster.errors import ConfigError
+from rivet_dagster.exports.fields import refuse_unknown
 from rivet_dagster.exports.sizes import parse_duration
 from rivet_dagster.rows import Source
 from rivet_dagster.sources.session_settings import SessionSettings
@@ -72,6 +75,11 @@ class DatabaseResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     # Exports of one step share what a driver has learned of the database: it may take longer than a small table.
     _source: Source | None = PrivateAttr(default=None)
+
+    def __new__(cls, *_args: Any, **given: Any) -> Self:
+        """Look at the names before pydantic does, which does not say what may be meant."""
+        refuse_unknown(cls, given)
+        return super().__new__(cls)
 
     def source(self) -> Source:
         """The database to read from, the same for all who ask; nothing is connected before the first query.

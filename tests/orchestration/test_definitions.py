@@ -11,6 +11,8 @@ from datetime import timedelta
 
 import dagster as dg
 import pytest
+from dagster_aws.s3 import S3Resource
+from pydantic import ConfigDict, Field
 
 import rivet_dagster as rd
 from rivet_dagster.orchestration.assets import Defined, defined
@@ -357,3 +359,28 @@ def test_the_description_ends_in_what_the_destination_promises(bundle):
 def test_a_directory_without_a_name_is_refused_where_it_is_written(path):
     with pytest.raises(rd.ConfigError, match="expected a directory"):
         rd.LocalIOManager(path=path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        (
+            rd.LocalIOManager,
+            {"path": "x", "max_filesize": "1MB"},
+            r"did you mean max_file_size\?",
+        ),
+        (rd.S3IOManager, {"s3": S3Resource(), "buckett": "x"}, r"did you mean bucket\?"),
+        (rd.DatabaseResource, {"ulr": "sqlite:///x"}, r"DatabaseResource\(ulr=…\): .*; did you mean url\?"),
+    ],
+)
+def test_a_misspelt_setting_of_a_resource_is_told_what_may_be_meant(kind, given, message):
+    with pytest.raises(rd.ConfigError, match=message):
+        kind(**given)
+
+
+def test_a_resource_of_ones_own_may_take_other_settings():
+    class Open(rd.LocalIOManager):
+        model_config = ConfigDict(extra="allow")
+        where: str = Field(alias="wo", default="here")
+
+    assert Open(path="x", wo="there", anything=1).where == "there"
