@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.rows import Query, ResultColumn
-from rivet_dagster.sources.any_values import column_array, described_type, reflected_type
+from rivet_dagster.sources.any_values import column_array, described_type, reflected_type, selected_as
 from rivet_dagster.sources.casts import cast_type
 from rivet_dagster.sources.counting import count_sql, counted
 from rivet_dagster.sources.description import (
@@ -48,8 +48,10 @@ _READ_ONLY = {
 class AnyUrlSource:
     """A database behind a SQLAlchemy URL. Every `open` is a connection of its own; nothing is ever committed.
 
-    What the driver delivers is taken as it is: whether a cut connection is an error, and whether a statement can be
-    cancelled, is the driver's doing. Where the dialect has no read-only transaction, give the user no right to write.
+    What the driver delivers is taken as it is: of a query's columns, drivers of MySQL give NULL for a date in no
+    calendar and six digits of a float (its tables are selected so that they cannot). Whether a cut connection is an
+    error, and whether a statement can be cancelled, is the driver's doing, too. Where the dialect has no read-only
+    transaction, give the user no right to write.
     Types are described in `any_values`.
     """
 
@@ -174,7 +176,7 @@ class AnyUrlSource:
         inspector = sqlalchemy.inspect(connection)
         found = inspector.get_columns(table, schema=schema[0] if schema else None)
         quote_name = connection.dialect.identifier_preparer.quote_identifier
-        names = ", ".join(quote_name(column["name"]) for column in found)
+        names = ", ".join(selected_as(quote_name(column["name"]), column["type"], self.engine) for column in found)
         return (
             {column["name"]: column["type"] for column in found},
             f"SELECT {names} FROM {'.'.join(map(quote_name, [*schema, table]))}",

@@ -33,7 +33,7 @@ import pyarrow as pa
 from rivet_dagster.sources.description import decimal_type
 from rivet_dagster.sources.guards import check_temporal, holds_temporal, refused
 
-__all__ = ["column_array", "described_type", "reflected_type"]
+__all__ = ["column_array", "described_type", "reflected_type", "selected_as"]
 
 _EXACT_INTEGER = 2**53
 _ZONED = pa.timestamp("us", tz="UTC")
@@ -61,6 +61,19 @@ def reflected_type(kind: Any) -> pa.DataType | None:
         (types.Time, pa.time64("us")),
     )
     return next((arrow for known, arrow in simple if isinstance(kind, known)), None)
+
+
+def selected_as(name: str, kind: Any, engine: str) -> str:
+    """SQL for a table's column, so that its driver cannot deliver another value than the database has."""
+    from sqlalchemy import types
+
+    if engine not in {"mysql", "mariadb"}:
+        return name
+    if isinstance(kind, (types.Date, types.DateTime)):
+        # For a date in no calendar drivers give NULL.
+        return f"CAST({name} AS CHAR) AS {name}"
+    # Six digits are sent of a float, and all of a double.
+    return f"{name} * 1e0 AS {name}" if isinstance(kind, types.FLOAT) else name
 
 
 def described_type(description: Sequence[Any]) -> pa.DataType:

@@ -23,7 +23,7 @@ from rivet_dagster.sources.any_values import column_array, described_type, refle
 from rivet_dagster.sources.connect import connect
 from rivet_dagster.sources.mysql import MySQLSource
 from rivet_dagster.sources.postgresql import PostgresSource
-from tests.sources.databases import Database, Rows, Sqlite
+from tests.sources.databases import Database, MySQL, Rows, Sqlite
 from tests.sources.relay import relay_to
 
 DRIVERS = {"postgresql": "postgresql+pg8000", "mysql": "mysql+mysqlconnector", "sqlite": "sqlite+pysqlite"}
@@ -102,6 +102,25 @@ def test_a_tables_types_are_the_catalogs_and_its_values_exact(other: Other) -> N
         },
         dict.fromkeys(found.types),
     ]
+
+
+def test_of_a_mysql_table_nothing_is_changed_by_its_driver(maria: MySQL) -> None:
+    """Which makes NULL of a date in no calendar, and is sent six digits of a float."""
+    other = Other(maria, DRIVERS["mysql"] + maria.url[len("mysql") :])
+    days = {"d": "0000-00-00", "m": "2024-00-10 10:20:30.500000", "z": "0000-00-00 00:00:00"}
+    maria.execute(
+        "CREATE TABLE t (f float, d date, m datetime(6), z timestamp NULL)",
+        "INSERT INTO t VALUES (16777217, NULL, '9999-12-31 23:59:59.999999', '2024-01-31 10:00:00'), "
+        "(-0.1, '0001-01-01', NULL, NULL)",
+    )
+    found = other.read(table="t").rows
+    assert found == [dict(row, z=row["z"] and row["z"].replace(tzinfo=None)) for row in maria.read(table="t").rows]
+    assert found[0]["f"] == 16777216
+    for name, text in days.items():
+        maria.execute("DELETE FROM t", f"INSERT INTO t ({name}) VALUES ('{text}')", sql_mode="")
+        with pytest.raises(SourceError, match=f"'{name}'"):
+            other.read(table="t")
+        assert other.read(table="t", casts={name: "text"}).rows[0][name] == text
 
 
 def test_a_querys_columns_are_text_unless_they_are_cast(other: Other) -> None:
