@@ -182,7 +182,6 @@ def test_a_setting_in_metadata_that_cannot_be_is_named_and_not_retried(instance,
         ("retain", -1),
         ("retain", 256),
         ("verify", "maybe"),
-        ("max_filesize", "1MB"),
     ],
 )
 def test_a_setting_of_the_io_manager_that_cannot_be_fails_where_it_is_written(field, value):
