@@ -9,7 +9,10 @@ CONNECTION_FAILED = 2003
 CONNECTION_LOST = 2013
 ENCRYPTION_FAILED = 2026
 
-_CUT = "run it again; nothing of this read was used. If it stays, check the server, the network and net_write_timeout"
+_CUT = (
+    "run it again; nothing of this read was used. If it stays, check the server, the network, net_write_timeout and "
+    "idle_transaction_timeout"
+)
 _BUSY = "wait until the server has connections, memory and disk to spare"
 _AGAIN = "run it again"
 

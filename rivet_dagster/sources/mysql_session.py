@@ -31,7 +31,8 @@ _BEGIN = "START TRANSACTION READ ONLY"
 _APPLICATION_NAME = "rivet_dagster"
 _CONNECT_SECONDS = 15.0
 _CANCEL_SECONDS = 5.0
-# How long the server waits for a reader that is busy writing parts, before it cuts the connection.
+# How long the server waits for a reader that is busy writing parts, before it cuts the connection: in the middle of a
+# result, and between two.
 _NET_WRITE_SECONDS = 600
 # The server's own limit would cut a result, and say nothing.
 _ALL_ROWS = 2**64 - 1
@@ -68,6 +69,7 @@ class MySQLSession:
             for setting in (
                 "SET time_zone = '+00:00'",
                 f"SET net_write_timeout = {_NET_WRITE_SECONDS}",
+                f"SET wait_timeout = GREATEST(@@wait_timeout, {_NET_WRITE_SECONDS})",
                 f"SET sql_select_limit = {_ALL_ROWS}",
                 *self._timeouts(settings),
                 "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",

@@ -264,7 +264,14 @@ def test_a_reader_that_is_too_slow_gets_an_error_and_never_the_end(
 
 
 def test_the_server_waits_long_for_a_reader_that_is_busy(shop: MySQL) -> None:
+    """Between two ranges, too, where a server that ends idle sessions soon would end every attempt."""
     assert shop.value("@@net_write_timeout")[1] == 600
+    assert shop.value("@@wait_timeout")[1] > 600
+    shop.execute("SET GLOBAL wait_timeout = 1")
+    try:
+        assert shop.value("@@wait_timeout")[1] == 600
+    finally:
+        shop.execute("SET GLOBAL wait_timeout = DEFAULT")
 
 
 @pytest.mark.parametrize("then", ["close", "reset"])
