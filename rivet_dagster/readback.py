@@ -144,8 +144,9 @@ def look(destination: ObjectDestination, prefix: Prefix) -> Sight:
         link = sight.head.previous if sight.head else None
         said = f"{sight.head_fingerprint} (the head) or {link.fingerprint if link else 'no marker'} (its previous)"
         msg = (
-            f"{destination.uri(prefix.marker)}: expected {said}, found {sight.marker}; "
-            "the manifest or the marker was changed: restore both from manifest-<run id>.json"
+            f"{destination.uri(prefix.marker)}: expected {said}, found {sight.marker or 'bytes that are no marker'}; "
+            "the manifest or the marker was changed: copy manifest-<run id>.json of the newest delivery over "
+            "manifest.json, and remove _SUCCESS: the next run writes it"
         )
         raise ReadError(msg)
     return sight

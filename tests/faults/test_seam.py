@@ -625,6 +625,23 @@ def test_a_changed_manifest_is_refused(store, raw):
         export(store, Rows(NEW), run_id="run-1")
 
 
+def test_a_changed_manifest_and_marker_are_refused_until_they_are_restored_as_the_message_says(store, raw):
+    done = export(store, Rows(OLD), run_id="run-0")
+    changed = raw()["orders/manifest.json"] + b"\n"
+    for key, body in (("orders/manifest.json", changed), ("orders/_SUCCESS", b"done\n")):
+        store.write(key, body, md5=md5_of(body), expect=ANY)
+    copied = (
+        r"found bytes that are no marker; .*: copy manifest-<run id>.json .* over manifest.json, and remove _SUCCESS"
+    )
+    with pytest.raises(ReadError, match=copied):
+        export(store, Rows(NEW), run_id="run-1")
+    whole = raw()[f"orders/manifest-{manifest_of(done).run_id}.json"]
+    store.write("orders/manifest.json", whole, md5=md5_of(whole), expect=ANY)
+    store.remove("orders/_SUCCESS")
+    export(store, Rows([b"more"], dataset=Dataset.APPEND), run_id="run-2")
+    assert read_as_a_reader(raw()) == [*OLD, b"more"]
+
+
 def test_a_store_without_conditional_writes_is_refused(store, raw):
     class Unfenced(FaultyStore):
         def write(self, key, body, *, md5, expect):
