@@ -100,8 +100,8 @@ class Attempt:
     Attributes:
         export_name: the asset key's segments joined by "/"; a prefix that holds another export's data is refused.
         dagster_run_id: `None` outside of a run.
-        lineage: this run and, in a re-execution from failure, its parent and root: a delivery of one of them is
-            returned instead of exporting again. Empty switches that off (unit tests).
+        lineage: this run and those that it resumes, one after the other, from their failures: a delivery of one of
+            them is returned instead of exporting again. Empty switches that off (unit tests).
         partition_key: in clear.
         is_over: whether a Dagster run has ended; False for one that is not known.
     """

@@ -22,7 +22,7 @@ class RunFacts:
 
     Attributes:
         run_id: Dagster's; `None` outside of a run (unit tests).
-        lineage: this run and, in a re-execution from failure, its parent and root; empty outside of a run.
+        lineage: this run and those that it resumes, one after the other, from their failures; empty outside of a run.
         attempt: of this step in this run, from 1.
         max_retries: how often Dagster would repeat the step or the run by itself.
         is_over: whether a run has ended; False for one that this instance does not know.
@@ -113,21 +113,26 @@ def materialized(
 
 def _repeated(step: Any) -> set[str]:
     # Only a re-execution from failure takes over what its parent committed: whoever executes all steps, or a step
-    # that had succeeded, asks for fresh data.
-    run = step.dagster_run
-    if not run.parent_run_id or not _resumes(step):
-        return set()
-    done = step.instance.all_logs(run.parent_run_id, of_type=dg.DagsterEventType.STEP_SUCCESS)
-    if any(entry.step_key == step.step.key for entry in done):
-        return set()
-    return {i for i in (run.parent_run_id, run.root_run_id) if i}
+    # that had succeeded, asks for fresh data. Whoever resumes that one owes fresh data, too.
+    found: set[str] = set()
+    run, resumes = step.dagster_run, _resumes(step)
+    while run is not None and resumes and (parent := run.parent_run_id) and parent not in found:
+        done = step.instance.all_logs(parent, of_type=dg.DagsterEventType.STEP_SUCCESS)
+        if any(entry.step_key == step.step.key for entry in done):
+            break
+        found.add(parent)
+        run = step.instance.get_run_by_id(parent)
+        resumes = run is not None and _is_told_to_resume(run)
+    return found
 
 
 def _resumes(step: Any) -> bool:
-    run = step.dagster_run
-    tagged = run.is_resume_retry or run.tags.get("dagster/is_asset_resume_retry") == "true"
     # `dagster.execute_job` sets no tag, but only a part of a run knows what was there before it.
-    return tagged or step.get_known_state().parent_state is not None
+    return _is_told_to_resume(step.dagster_run) or step.get_known_state().parent_state is not None
+
+
+def _is_told_to_resume(run: dg.DagsterRun) -> bool:
+    return run.is_resume_retry or run.tags.get("dagster/is_asset_resume_retry") == "true"
 
 
 def _max_retries(policy: dg.RetryPolicy | None, tags: Mapping[str, str]) -> int:

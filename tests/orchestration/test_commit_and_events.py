@@ -164,6 +164,50 @@ def test_a_reexecution_of_all_steps_exports_again(instance, lake, job, monkeypat
     assert plain(materialization(child, "orders").metadata)["rivet/run_id"].startswith(child.run_id)
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["root-succeeded", "root-lost-its-event"])
+def test_what_the_root_committed_is_old_where_all_steps_were_asked_for_since(instance, lake, job, monkeypatch, lost):
+    """The root committed, its child was to export all anew and failed: who resumes the child owes what that owed."""
+    if lost:
+        monkeypatch.setenv("TEST_DIES", "1")
+    root = dg.execute_job(job, instance=instance)
+    monkeypatch.delenv("TEST_DIES", raising=False)
+    assert (lake / "orders/_SUCCESS").exists()
+    with monkeypatch.context() as broken:
+        broken.setenv("TEST_DATABASE_URL", "sqlite:///nowhere.db")
+        child = dg.execute_job(job, instance=instance, reexecution_options=dg.ReexecutionOptions(root.run_id))
+        assert not child.success
+        for _ in range(2):
+            child = _resumed(job, instance, child)
+            assert not child.success, "the old delivery is no answer"
+    last = _resumed(job, instance, child)
+    assert plain(materialization(last, "orders").metadata)["rivet/run_id"].startswith(last.run_id)
+
+
+def test_what_the_root_committed_is_found_through_all_who_resume_it(instance, lake, job, monkeypatch):
+    monkeypatch.setenv("TEST_DIES", "1")
+    root = last = dg.execute_job(job, instance=instance)
+    before = on_disk(lake)
+    with monkeypatch.context() as broken:
+        broken.setattr(DiesWhenTold, "open_destination", _nobody_there)
+        for _ in range(2):
+            last = _resumed(job, instance, last)
+            assert not last.success
+    monkeypatch.delenv("TEST_DIES")
+    last = _resumed(job, instance, last)
+    assert plain(materialization(last, "orders").metadata)["rivet/run_id"].startswith(root.run_id)
+    assert on_disk(lake) == before
+
+
+def _resumed(job, instance, failed):
+    """As the UI and the daemon do it."""
+    again, tags = dg.ReexecutionOptions.from_failure(failed.run_id, instance), {"dagster/is_resume_retry": "true"}
+    return dg.execute_job(job, instance=instance, reexecution_options=again, tags=tags)
+
+
+def _nobody_there(_self, _clients):
+    raise rd.DestinationError("nobody is there")
+
+
 def test_a_chosen_step_that_had_succeeded_exports_again(instance, lake, job):
     parent = dg.execute_job(job, instance=instance)
     again = dg.ReexecutionOptions(parent.run_id, step_selection=["orders"])
