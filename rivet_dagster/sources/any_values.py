@@ -30,6 +30,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from rivet_dagster.sources.casts import number_text
 from rivet_dagster.sources.description import decimal_type
 from rivet_dagster.sources.guards import check_temporal, holds_temporal, refused
 
@@ -154,7 +155,7 @@ def _boolean(value: object) -> bool:
 
 def _integer(value: object) -> int:
     if isinstance(value, str):
-        return int(value)
+        return int(number_text(value))
     if isinstance(value, bool) or not isinstance(value, (int, Decimal)) or int(value) != value:
         raise ValueError
     return int(value)
@@ -165,14 +166,14 @@ def _real(value: object) -> float:
         raise TypeError
     if isinstance(value, int) and abs(value) > _EXACT_INTEGER:
         raise ValueError
-    return float(value)
+    return float(number_text(value) if isinstance(value, str) else value)
 
 
 def _decimal(value: object) -> Decimal:
     # A float has lost what the database held.
     if isinstance(value, bool) or not isinstance(value, (int, str, Decimal)):
         raise TypeError
-    exact = Decimal(value)
+    exact = Decimal(number_text(value) if isinstance(value, str) else value)
     if not exact.is_finite():
         raise ValueError
     return exact

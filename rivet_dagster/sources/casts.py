@@ -9,7 +9,7 @@ import pyarrow as pa
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.sources.description import decimal_type
 
-__all__ = ["cast_type"]
+__all__ = ["cast_type", "number_text"]
 
 _NAMES = {
     r"text|char|varchar|string|longtext": pa.string(),
@@ -41,3 +41,14 @@ def cast_type(column: str, cast: str) -> pa.DataType:
             "boolean, date, time, datetime, timestamptz or binary"
         )
     return found
+
+
+def number_text(value: str) -> str:
+    """A text that is to be a number, if databases would take it for one: Python also takes `1_000`, and other digits.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if "_" in value or not value.isascii():
+        raise ValueError
+    return value

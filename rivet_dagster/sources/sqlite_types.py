@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from rivet_dagster.errors import SourceError
 from rivet_dagster.rows import Query, ResultColumn
+from rivet_dagster.sources.casts import number_text
 from rivet_dagster.sources.description import decimal_type, schema_of
 from rivet_dagster.sources.guards import Misfits, refused
 
@@ -163,7 +164,7 @@ def _dated(arrow: pa.DataType) -> Callable[[str], Any]:
 
 def _decimal(value: float | str) -> Decimal:
     # Of a real, the shortest text that reads back as it; beyond 15 digits several decimals share one real.
-    exact = Decimal(repr(value) if isinstance(value, float) else value)
+    exact = Decimal(repr(value) if isinstance(value, float) else number_text(str(value)))
     if not exact.is_finite() or (isinstance(value, float) and len(exact.normalize().as_tuple().digits) > _EXACT_DIGITS):
         raise ValueError
     return exact

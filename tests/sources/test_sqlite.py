@@ -126,6 +126,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("DECIMAL(10,2)", "NaN", "TEXT"),
     ("DECIMAL(10,2)", float("inf"), "REAL"),
     ("DECIMAL(10,2)", "one", "TEXT"),
+    ("DECIMAL(10,2)", "1_000", "TEXT"),
+    ("DECIMAL(10,2)", "\u0663", "TEXT"),
     ("DECIMAL(10,2)", b"1", "BLOB"),
 ]
 
