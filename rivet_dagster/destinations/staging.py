@@ -109,7 +109,12 @@ class StagedFile:
         try:
             raw = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 - lives as long as this object
         except OSError as e:
-            raise os_failure(e, doing=f"stage {key!r}", where=directory or tempfile.gettempdir()) from e
+            where = directory or tempfile.tempdir
+            if where is None:
+                # Where there is none, asking for its name fails in the same way again.
+                msg = f"cannot stage {key!r}: {e.strerror}; set TMPDIR to a directory with room for parts"
+                raise DestinationError(msg) from e
+            raise os_failure(e, doing=f"stage {key!r}", where=where) from e
         return cls(key, raw, hashers=hashers)
 
     @property

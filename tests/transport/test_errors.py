@@ -6,6 +6,7 @@ import hashlib
 import logging
 import socket
 import ssl
+import tempfile
 import traceback
 from datetime import datetime, timedelta, timezone
 
@@ -263,6 +264,14 @@ def test_the_staged_part_that_cannot_be_read_is_not_the_stores_fault(backend):
     assert not isinstance(caught.value, NoAnswer)
     assert backend.shown() == {}
     assert backend.open_uploads() == []
+
+
+def test_a_machine_without_a_temporary_directory_is_told_what_to_set(s3, monkeypatch, tmp_path):
+    """As in a container whose file system can only be read."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [f"{tmp_path}/nowhere"])
+    with pytest.raises(DestinationError, match=r"nowhere.*set TMPDIR"):
+        s3.destination().stage(KEY)
 
 
 def test_a_mistake_of_ours_is_not_dressed_up_as_an_answer(backend):
