@@ -381,6 +381,9 @@ def test_a_misspelt_setting_of_a_resource_is_told_what_may_be_meant(kind, given,
 def test_a_resource_of_ones_own_may_take_other_settings():
     class Open(rd.LocalIOManager):
         model_config = ConfigDict(extra="allow")
+
+    class Aliased(rd.LocalIOManager):
         where: str = Field(alias="wo", default="here")
 
-    assert Open(path="x", wo="there", anything=1).where == "there"
+    assert Open(path="x", anything=1).path == "x"
+    assert Aliased(path="x", wo="there").where == "there"
