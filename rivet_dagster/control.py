@@ -113,6 +113,7 @@ class SideRecord:
 
         Raises:
             ConfigError: the store has no conditional writes and `unfenced` does not allow that; the record is gone.
+            CommitConflict: there is a record of this attempt already.
         """
         first = serialise(self._running)
         created = swap(self._destination, self._key, first, expect=ABSENT)

@@ -440,6 +440,15 @@ def test_every_error_and_what_to_do_is_listed() -> None:
     assert said == public - {"RivetError"}
 
 
+def test_what_a_downstream_asset_may_ask_for_is_listed() -> None:
+    (listed,) = re.findall(r"gets the type that it asks for \((.*?)\)", README, re.DOTALL)
+    given = {p.removeprefix("rd.") for p in _names(listed)}
+    source = (ROOT / "rivet_dagster" / "orchestration" / "inputs.py").read_text()
+    (taken,) = re.findall(r"if said not in \((.*?)\):", source)
+    homes = {"pd": "pandas", "pa": "pyarrow", "ds": "pyarrow.dataset"}
+    assert given == {re.sub(r"^(pd|pa|ds)(?=\.)", lambda m: homes[m[1]], name) for name in taken.split(", ")}
+
+
 def test_the_rules_of_planning_and_their_levels_are_those_of_the_code() -> None:
     said = {_names(row["rule"])[0]: row["level"] for row in _table(_section("Planning"), "rule")}
     source = "".join(p.read_text() for p in (ROOT / "rivet_dagster").rglob("*.py"))

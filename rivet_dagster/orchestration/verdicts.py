@@ -32,7 +32,7 @@ def result_of(key: dg.AssetKey, check: str, verdict: Verdict, *, uri: str, recor
     notes = list(verdict.notes)
     if not recorded:
         notes.append(
-            "no materialization of this asset is recorded"
+            "no materialization of this asset with a delivery is recorded"
             + ("; the manifest found here was judged" if judged else " and no manifest was found: materialize it")
         )
     said: dict[str, Any] = {

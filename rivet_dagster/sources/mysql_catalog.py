@@ -204,4 +204,5 @@ def utf8_literal(text: str) -> str:
 
 
 def backquoted(name: str) -> str:
+    """A name as MySQL and MariaDB quote it, whatever `sql_mode` says."""
     return "`" + name.replace("`", "``") + "`"

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,19 @@ def test_an_asset_that_was_never_materialized_fails_and_says_so(place: Place) ->
     assert (found.passed, found.severity) == (False, ERROR)
     assert [(f["kind"], f["found"]) for f in _faults(found)] == [("manifest", "nothing")]
     assert "materialize it" in found.description
+
+
+def test_an_asset_of_which_no_run_had_a_row_says_that_none_left_a_delivery(place: Place) -> None:
+    shop = place.base / "shop.db"
+    with sqlite3.connect(shop) as database:
+        database.execute("create table orders (id integer)")
+    database.close()
+    place.resources["source"] = rd.DatabaseResource(url=f"sqlite:///{shop}")
+    empty = rd.build_export_asset(rd.Export(name="orders", table="orders", skip_empty=True))
+    assert place.materialize(empty).success
+    found = place.check(empty)
+    assert (found.passed, found.severity) == (False, ERROR)
+    assert "no materialization of this asset with a delivery is recorded" in found.description
 
 
 def test_without_any_record_the_manifest_found_is_judged(place: Place) -> None:
