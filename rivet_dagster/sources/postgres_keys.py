@@ -34,8 +34,10 @@ __all__ = ["WALK_SETTINGS", "Rows", "boundaries", "literal", "range_condition", 
 Rows = Callable[[str], list[dict[str, Any]]]
 """All rows of a small statement."""
 
-# A walk must follow the index from where it stands, also where statistics are missing or old.
+# A walk must follow the index from where it stands, also where statistics are missing or old. What cannot do without a
+# way that is off counts as very dear, and small statements on the catalog would be compiled each time they are asked.
 WALK_SETTINGS = {
+    "jit": "off",
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "enable_sort": "off",
