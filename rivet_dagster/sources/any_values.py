@@ -30,7 +30,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rivet_dagster.sources.casts import number_text
+from rivet_dagster.sources.casts import number_text, text_as
 from rivet_dagster.sources.description import decimal_type
 from rivet_dagster.sources.guards import check_temporal, holds_temporal, refused
 
@@ -202,7 +202,7 @@ def _bytes(value: object) -> bytes:
 def _moment(arrow: pa.DataType, kind: type) -> Callable[[Any], Any]:
     def convert(value: Any) -> Any:
         if isinstance(value, str):
-            return pa.scalar(value, pa.string()).cast(arrow)
+            return text_as(pa.array([value], pa.string()), arrow)[0]
         # A datetime is a date to Python.
         if type(value) is not kind or getattr(value, "tzinfo", None) is not None:
             raise TypeError

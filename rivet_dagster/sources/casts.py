@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rivet_dagster.errors import ConfigError
 from rivet_dagster.sources.description import decimal_type
 
-__all__ = ["cast_type", "number_text"]
+__all__ = ["cast_type", "number_text", "text_as"]
 
 _NAMES = {
     r"text|char|varchar|string|longtext": pa.string(),
@@ -52,3 +53,25 @@ def number_text(value: str) -> str:
     if "_" in value or not value.isascii():
         raise ValueError
     return value
+
+
+def text_as(text: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Text as another type, exactly.
+
+    Raises:
+        pa.ArrowInvalid: a value is none of the type.
+    """
+    if pa.types.is_time(wanted):
+        # Arrow reads no times from text, but moments.
+        moments = pc.binary_join_element_wise(pa.scalar("1970-01-01"), text, pa.scalar(" "))
+        return moments.cast(pa.timestamp("us")).cast(wanted)
+    if pa.types.is_integer(wanted) and pc.any(pc.match_substring_regex(text, "^-?0[xX]")).as_py():
+        msg = "hexadecimal digits are text"
+        raise pa.ArrowInvalid(msg)
+    result = text.cast(wanted)
+    if pa.types.is_floating(wanted):
+        endless = pc.and_(pc.is_inf(result), pc.match_substring_regex(text, "[0-9]"))
+        if pc.any(endless).as_py():
+            msg = "a number is too large"
+            raise pa.ArrowInvalid(msg)
+    return result

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rivet_dagster.errors import SourceError
+from rivet_dagster.sources.casts import text_as
 from rivet_dagster.sources.guards import Misfits, check_temporal, refused
 from rivet_dagster.sources.mysql_types import ColumnPlan
 from rivet_dagster.sources.mysql_wire import Fields
@@ -104,7 +105,7 @@ def _cast(column: str, array: pa.Array, wanted: pa.DataType) -> pa.Array:
     if pa.types.is_decimal(wanted) and pa.types.is_integer(array.type):
         # Arrow wants room for the largest integer there is.
         array = array.cast(pa.string())
-    result = array.cast(wanted)
+    result = text_as(array, wanted) if array.type == pa.string() else array.cast(wanted)
     check_temporal(column, result)
     return result
 

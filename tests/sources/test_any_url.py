@@ -311,6 +311,7 @@ NAIVE, AWARE = dt.datetime(2024, 1, 1, 12), dt.datetime(2024, 1, 1, 12, tzinfo=U
         ([NAIVE, AWARE], pa.string(), ["2024-01-01 12:00:00", "2024-01-01 12:00:00+02:00"]),
         ([uuid.UUID(int=1)], pa.string(), ["00000000-0000-0000-0000-000000000001"]),
         ([AWARE], pa.timestamp("us", tz="UTC"), [dt.datetime(2024, 1, 1, 10, tzinfo=dt.timezone.utc)]),
+        (["23:59:59.5", "12:30"], pa.time64("us"), [dt.time(23, 59, 59, 500000), dt.time(12, 30)]),
         ([Decimal(7), 8], pa.int64(), [7, 8]),
         ([2**64 - 1], pa.uint64(), [2**64 - 1]),
         ([memoryview(b"\x00\xff")], pa.binary(), [b"\x00\xff"]),
@@ -348,6 +349,7 @@ def test_values_are_taken_exactly(values: list[Any], arrow: pa.DataType, expecte
         ("1_0.5", pa.float64()),
         ("1_000", pa.decimal128(10, 2)),
         (dt.timedelta(hours=30), pa.time64("us")),
+        ("30:00:00", pa.time64("us")),
         ("text", pa.binary()),
     ],
 )
