@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,16 @@ def test_what_is_no_timeout_is_refused_where_it_is_defined() -> None:
         definitions(rd.DatabaseResource(url=URL, lock_timeout="soon"))
 
 
-def test_what_comes_from_the_environment_is_judged_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_from_the_environment_is_judged_when_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     definitions(rd.DatabaseResource(url=dg.EnvVar("SHOP_URL"), lock_timeout="5s"))
-    definitions(rd.DatabaseResource(url=URL, lock_timeout=dg.EnvVar("SHOP_TIMEOUT")))
+    defs = definitions(rd.DatabaseResource(url=URL, lock_timeout=dg.EnvVar("SHOP_TIMEOUT")))
+    monkeypatch.setenv("SHOP_TIMEOUT", "soon")
+    done = defs.resolve_job_def("exports").execute_in_process(raise_on_error=False)
+    (failed, *_) = (e.step_failure_data for e in done.all_events if e.is_step_failure)
+    assert re.search(r"lock_timeout=….*found 'soon'", failed.user_failure_data.description)
 
 
 def definitions(source: rd.DatabaseResource, export: str = "orders", **more: Any) -> dg.Definitions:
