@@ -172,6 +172,13 @@ _TABLE = (
         error=DestinationError,
         remedy=f"{_CREDENTIAL}; check this machine's clock too",
     ),
+    _Row(
+        # A HEAD has no body: this is all that S3 says of a token that has expired meanwhile.
+        statuses=(400,),
+        codes=("400",),
+        error=DestinationError,
+        remedy=f"{_CREDENTIAL} or region (of an expired token there is no other word where an object is looked at)",
+    ),
     _Row(statuses=(401,), error=DestinationError, remedy=_CREDENTIAL),
     _Row(statuses=(403,), error=DestinationError, remedy=f"{_CREDENTIAL}; or {_PERMISSION}"),
     _Row(error=DestinationError, remedy="see the store's own documentation of this answer", quote=True),

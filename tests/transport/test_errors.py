@@ -131,6 +131,15 @@ def test_a_credential_that_is_refused(backend, call, status):
     assert "SECRET123" not in whole_text(caught.value)
 
 
+@pytest.mark.parametrize("call", ["head", "write"])
+def test_s3_a_token_that_expires_is_told_by_a_head_too(s3, call):
+    """The first request of a long run that meets it may well be the look at the head, and has no body to say why."""
+    body = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+    s3.proxy.on(".*", "", answer(400, body, headers={"content-type": "application/xml"}), times=None)
+    with pytest.raises(DestinationError, match=r"400.*check the credential.*expired"):
+        every_call(s3.destination())[call]()
+
+
 def test_an_answer_that_nobody_knows_is_quoted_without_its_queries(backend):
     destination = backend.destination()
     kind, body = {
