@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rivet_dagster.contract import EncodedPart, Staged
 from rivet_dagster.errors import ConfigError, SourceError
-from rivet_dagster.exports.handoff import Handoff
+from rivet_dagster.exports.handoff import STOPPED, Handoff
 from rivet_dagster.exports.modes import Chunked
 from rivet_dagster.exports.progress import Progress
 from rivet_dagster.exports.reading import Reading
@@ -21,7 +21,6 @@ __all__ = ["RangesReading", "key_of", "ranges_between", "ranges_of", "rows_of_a_
 
 # A worker whose reading is closed ends within the time that closing a stream may take.
 _JOIN_S = 30.0
-_STOPPED = "reading was stopped: the export is closed"
 
 
 def key_of(mode: Chunked, source: SplittableSource, snapshot: Snapshot, query: Query, *, subject: str) -> Key:
@@ -93,8 +92,19 @@ def ranges_of(all_of_it: KeyRange, boundaries: Iterable[tuple[Any, ...]]) -> Gen
     yield KeyRange(key=key, low=low, high=all_of_it.high)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Range:
+    place: tuple[int, int]
+    within: KeyRange
+    reading: Reading
+
+
 class RangesReading:
-    """Ranges read and encoded by workers. `parts` is called once; `close` by any thread, at any time and again."""
+    """Ranges read and encoded by workers. `parts` is called once; `close` by any thread, at any time and again.
+
+    A worker is two threads: one reads range after range, one encodes what whoever of them has read. So the source does
+    not wait for the end of a part.
+    """
 
     def __init__(
         self,
@@ -109,7 +119,7 @@ class RangesReading:
 
         Args:
             ranges: with their places; found when a worker needs the next one, by one thread at a time.
-            read: begins a range; nothing is connected to yet.
+            read: begins a range, which is then fetched; nothing is connected to yet.
             workers: how many ranges are read at a time.
             progress: told of each part.
             release: frees what all ranges are read from, once no worker is left; may be called again.
@@ -121,6 +131,8 @@ class RangesReading:
         self._release = release
         # One part waits to be taken, besides those being encoded.
         self._parts: Handoff[EncodedPart] = Handoff(givers=workers, most=1)
+        # As many ranges are read ahead as are encoded.
+        self._begun: Handoff[_Range] = Handoff(givers=workers, most=workers)
         self._threads: list[threading.Thread] = []
         self._active: set[Reading] = set()
         self._stopped = False
@@ -140,8 +152,9 @@ class RangesReading:
                 return stage()
 
         self._threads = [
-            threading.Thread(target=self._work, args=(staged,), name=f"range-reader-{n}", daemon=True)
+            threading.Thread(target=target, args=args, name=f"range-{what}-{n}", daemon=True)
             for n in range(self.workers)
+            for what, target, args in (("reader", self._fetch, ()), ("encoder", self._encode, (staged,)))
         ]
         try:
             for thread in self._threads:
@@ -159,6 +172,7 @@ class RangesReading:
             active = list(self._active)
         for part in self._parts.close():
             part.staged.discard()
+        self._begun.close()
         for reading in active:
             reading.close()
         for thread in self._threads:
@@ -171,18 +185,27 @@ class RangesReading:
                 self._taking.release()
         self._release()
 
-    def _work(self, stage: Callable[[], Staged]) -> None:
+    def _fetch(self) -> None:
         error: BaseException | None = None
         try:
-            while (found := self._next()) is not None:
-                place, within, reading = found
-                self._encode(place, within, reading, stage)
+            while (found := self._next()) is not None and self._begun.give(found):
+                found.reading.fetch()
+        except BaseException as e:  # noqa: BLE001 (raised where the ranges are taken)
+            error = e
+        finally:
+            self._begun.end(error)
+
+    def _encode(self, stage: Callable[[], Staged]) -> None:
+        error: BaseException | None = None
+        try:
+            for found in self._begun.items():
+                self._encode_one(found, stage)
         except BaseException as e:  # noqa: BLE001 (raised where the parts are taken)
             error = e
         finally:
             self._parts.end(error)
 
-    def _next(self) -> tuple[tuple[int, int], KeyRange, Reading] | None:
+    def _next(self) -> _Range | None:
         with self._taking:
             self._go_on()
             found = next(self._ranges, None)
@@ -193,21 +216,21 @@ class RangesReading:
         with self._lock:
             self._go_on()
             self._active.add(reading)
-        return place, within, reading
+        return _Range(place=place, within=within, reading=reading)
 
-    def _encode(self, place: tuple[int, int], within: KeyRange, reading: Reading, stage: Callable[[], Staged]) -> None:
+    def _encode_one(self, found: _Range, stage: Callable[[], Staged]) -> None:
         try:
-            said = recorded(within)
-            with contextlib.closing(reading.parts(stage)) as parts:
+            said = recorded(found.within)
+            with contextlib.closing(found.reading.parts(stage)) as parts:
                 for number, part in enumerate(parts):
-                    if not self._parts.give(replace(part, key_range=said, order=(*place, number))):
+                    if not self._parts.give(replace(part, key_range=said, order=(*found.place, number))):
                         part.staged.discard()
-                        raise SourceError(_STOPPED)
+                        raise SourceError(STOPPED)
         finally:
-            reading.close()
+            found.reading.close()
             with self._lock:
-                self._active.discard(reading)
+                self._active.discard(found.reading)
 
     def _go_on(self) -> None:
         if self._stopped:
-            raise SourceError(_STOPPED)
+            raise SourceError(STOPPED)

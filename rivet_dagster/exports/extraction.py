@@ -14,7 +14,7 @@ from rivet_dagster.errors import ConfigError, SourceError
 from rivet_dagster.exports.chunked import RangesReading, key_of, ranges_between, ranges_of, rows_of_a_range
 from rivet_dagster.exports.content import content_of_value, schema_of_value
 from rivet_dagster.exports.incremental import plan_incremental
-from rivet_dagster.exports.memory import divide
+from rivet_dagster.exports.memory import Share, divide
 from rivet_dagster.exports.modes import Chunked, Incremental, TimeWindow
 from rivet_dagster.exports.output import OutputSettings
 from rivet_dagster.exports.pace import Pace
@@ -164,16 +164,17 @@ def _in_ranges(asked: Asked, mode: Chunked) -> Extraction:
         def ranges_within(within: KeyRange) -> Iterator[KeyRange]:
             return ranges_of(within, snapshot.boundaries(replace(query, within=within), key, rows=rows))
 
-        workers = _workers(asked, mode, snapshot)
+        share = _share(asked, mode, snapshot)
 
         def read(within: KeyRange) -> Reading:
             open_stream = partial(snapshot.open, replace(query, within=within))
-            return Reading(described.encoder, open_stream, workers=workers)
+            # A worker reads one range while it still encodes another.
+            return Reading(described.encoder, open_stream, ahead_bytes=share.ahead_bytes // 2, fetched=True)
 
         ranges = RangesReading(
             ranges_between(key, lambda: resume.left_out, ranges_within),
             read,
-            workers=workers,
+            workers=share.workers,
             progress=asked.progress,
             release=partial(_released, begun.pop_all()),
         )
@@ -186,14 +187,15 @@ def _in_ranges(asked: Asked, mode: Chunked) -> Extraction:
     )
 
 
-def _workers(asked: Asked, mode: Chunked, snapshot: Snapshot) -> int:
-    if mode.parallel == 1 or snapshot.parallel:
-        return divide(asked.output.max_memory, asked.output.format, parallel=mode.parallel).workers
-    asked.progress.warn(
-        f"expected to read parallel={mode.parallel} ranges at a time, found that {asked.source.engine} with "
-        f"consistency={mode.consistency!r} gives one stream at a time; they are read one after the other"
-    )
-    return 1
+def _share(asked: Asked, mode: Chunked, snapshot: Snapshot) -> Share:
+    parallel = mode.parallel
+    if parallel > 1 and not snapshot.parallel:
+        asked.progress.warn(
+            f"expected to read parallel={parallel} ranges at a time, found that {asked.source.engine} with "
+            f"consistency={mode.consistency!r} gives one stream at a time; they are read one after the other"
+        )
+        parallel = 1
+    return divide(asked.output.max_memory, asked.output.format, parallel=parallel)
 
 
 def _released(begun: ExitStack) -> None:

@@ -9,7 +9,10 @@ from typing import Generic, TypeVar
 
 from rivet_dagster.errors import SourceError
 
-__all__ = ["Handoff"]
+__all__ = ["STOPPED", "Handoff"]
+
+# What ends whoever goes on with an export that is closed.
+STOPPED = "reading was stopped: the export is closed"
 
 _T = TypeVar("_T")
 _IDLE_S = 1.0
@@ -99,7 +102,7 @@ class Handoff(Generic[_T]):
         if self._error is not None:
             raise self._error
         if self._closed:
-            raise SourceError("reading was stopped: the export is closed")
+            raise SourceError(STOPPED)
         if not self._items:
             return [] if self._givers else None
         item, weight = self._items.popleft()

@@ -15,6 +15,7 @@ from rivet_dagster.exports.appending import check_growth
 from rivet_dagster.exports.content import content_of_export, identity_of, schema_of_export
 from rivet_dagster.exports.drift import drift_of
 from rivet_dagster.exports.judge import Judge
+from rivet_dagster.exports.memory import divide
 from rivet_dagster.exports.modes import Incremental
 from rivet_dagster.exports.output import OutputSettings
 from rivet_dagster.exports.pace import Pace
@@ -170,7 +171,8 @@ class Asked:
         self, query: Query, stream: ResultStream, described: Described, *, said: Mapping[str, Any]
     ) -> Extraction:
         """All rows of `query`, of which `stream` is the first reading."""
-        reading = Reading(described.encoder, partial(self.source.open, query), opened=stream)
+        ahead = divide(self.output.max_memory, self.output.format).ahead_bytes
+        reading = Reading(described.encoder, partial(self.source.open, query), ahead_bytes=ahead, opened=stream)
         return described.extraction(reading.parts, reading.close, said=said)
 
     def described(self, stream: ResultStream, *, in_ranges: bool = False) -> Described:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 from tenacity import (
@@ -21,20 +22,18 @@ from rivet_dagster.contract import EncodedPart, Staged
 from rivet_dagster.errors import SourceError
 from rivet_dagster.exports.columns import conform
 from rivet_dagster.exports.encode import encode
-from rivet_dagster.exports.handoff import Handoff
+from rivet_dagster.exports.handoff import STOPPED
 from rivet_dagster.exports.judge import Judge
-from rivet_dagster.exports.memory import divide
 from rivet_dagster.exports.output import OutputSettings
 from rivet_dagster.exports.pace import Pace
 from rivet_dagster.exports.progress import Progress
+from rivet_dagster.exports.read_ahead import ReadAhead
 from rivet_dagster.rows import ResultStream
 
 __all__ = ["Encoder", "Reading"]
 
 _ATTEMPTS = 3
 _PAUSE = wait_random_exponential(multiplier=1, max=20)
-# A stream that is closed lets its reader go within ten seconds.
-_JOIN_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,29 +84,37 @@ class Reading:
         encoder: Encoder,
         open_stream: Callable[[], ResultStream],
         *,
+        ahead_bytes: int,
         opened: ResultStream | None = None,
-        workers: int = 1,
+        fetched: bool = False,
     ) -> None:
         """Read nothing yet.
 
         Args:
             encoder: what becomes of the rows.
             open_stream: begins to read.
+            ahead_bytes: how much may be read before it is encoded; one batch may have more.
             opened: a stream that was opened already; it is read first, and closed in any case.
-            workers: how many read and encode at a time.
+            fetched: whether a thread calls `fetch`; else `parts` begins one.
         """
-        self._workers = workers
         self._encoder = encoder
-        self._open = open_stream
-        self._stream = opened
-        self._unread = opened
-        self._queue: Handoff[pa.RecordBatch] | None = None
-        self._reader: threading.Thread | None = None
-        self._closed = threading.Event()
+        self._attempt = partial(ReadAhead, open_stream, encoder.pace, most=ahead_bytes)
+        self._latest = self._attempt(opened=opened)
+        self._fetched = fetched
+        self._tried = False
+        self._closed, self._settled = threading.Event(), threading.Event()
         self._lock = threading.Lock()
 
+    def fetch(self) -> None:
+        """Read in this thread what another one turns into parts; called once.
+
+        Returns when all rows are read; where that failed, when `parts` has ended, since it may read them again.
+        """
+        if not self._latest.run():
+            self._settled.wait()
+
     def parts(self, stage: Callable[[], Staged]) -> Generator[EncodedPart, None, None]:
-        """Read and encode.
+        """Read, if nobody fetches, and encode.
 
         A failure that may pass is tried again, from the first row, as long as no part has been given: what was staged
         is discarded then. Afterwards it is raised.
@@ -124,55 +131,47 @@ class Reading:
             sleep=sleep_using_event(self._closed),
             reraise=True,
         )
-        first, rest = again(self._begin, stage)
-        if first is not None:
-            yield first
-            yield from rest
+        try:
+            first, rest = again(self._begin, stage)
+            if first is not None:
+                yield first
+                yield from rest
+        finally:
+            self._settled.set()
 
     def close(self) -> None:
-        """Stop reading and free the connection; a part that is not complete is discarded by the thread that reads."""
+        """Stop reading and free the connection; a part that is not complete is discarded by the thread that encodes."""
         self._closed.set()
         with self._lock:
-            stream, queue, reader = self._stream, self._queue, self._reader
-        if queue is not None:
-            queue.close()
-        if stream is not None:
-            stream.close()
-        if reader is not None:
-            reader.join(_JOIN_S)
+            latest = self._latest
+        latest.close()
+        self._settled.set()
 
     def _begin(self, stage: Callable[[], Staged]) -> tuple[EncodedPart | None, Iterator[EncodedPart]]:
-        parts = self._encoder.parts(self._ahead(), stage)
+        parts = self._encoder.parts(self._rows(), stage)
         return next(parts, None), parts
 
-    def _ahead(self) -> Iterator[pa.RecordBatch]:
-        self._go_on()
-        stream, self._unread = self._unread or self._open(), None
-        output = self._encoder.output
-        ahead = divide(output.max_memory, output.format, parallel=self._workers).ahead_bytes
-        queue: Handoff[pa.RecordBatch] = Handoff(givers=1, most=ahead)
-        reader = threading.Thread(
-            target=_read, args=(stream, queue, self._encoder.pace), name="read-ahead", daemon=True
-        )
+    def _rows(self) -> Iterator[pa.RecordBatch]:
+        ahead = self._ahead()
         try:
-            with self._lock:
-                # Whoever closes this later finds all that there is to stop.
-                self._stream, self._queue = stream, queue
-                self._go_on()
-                reader.start()
-                self._reader = reader
-            yield from queue.items()
+            yield from ahead.batches()
             if self._encoder.coerce:
-                self._encoder.coerced.append(stream.coerced)
+                self._encoder.coerced.append(ahead.coerced)
         finally:
-            queue.close()
-            stream.close()
-            if reader.ident is not None:
-                reader.join(_JOIN_S)
+            ahead.close()
 
-    def _go_on(self) -> None:
-        if self._closed.is_set():
-            raise SourceError("reading was stopped: the export is closed")
+    def _ahead(self) -> ReadAhead:
+        with self._lock:
+            # Whoever closes this later finds all that there is to stop.
+            if self._closed.is_set():
+                raise SourceError(STOPPED)
+            again, self._tried = self._tried, True
+            if again:
+                self._latest = self._attempt()
+            latest = self._latest
+        if again or not self._fetched:
+            latest.start()
+        return latest
 
     def _note(self, state: RetryCallState) -> None:
         cause = state.outcome.exception() if state.outcome else None
@@ -180,16 +179,3 @@ class Reading:
         self._encoder.progress.warn(
             f"reading is tried again from its first row, after attempt {state.attempt_number}: {cause}"
         )
-
-
-def _read(stream: ResultStream, queue: Handoff[pa.RecordBatch], pace: Pace) -> None:
-    error: BaseException | None = None
-    try:
-        for batch in stream:
-            if not queue.give(batch, weight=batch.nbytes):
-                return
-            pace.keep(batch.num_rows, queue.closed_within)
-    except BaseException as e:  # noqa: BLE001 (raised where the batches are taken)
-        error = e
-    finally:
-        queue.end(error)

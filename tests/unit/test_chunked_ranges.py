@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rivet_dagster.contract import EncodedPart
+from rivet_dagster.contract import EncodedPart, Staged
 from rivet_dagster.errors import ConfigError, ContractError, SourceError
 from rivet_dagster.exports import chunked, memory, reading
 from rivet_dagster.exports.chunked import RangesReading, ranges_between, ranges_of
@@ -106,15 +106,15 @@ def test_parts_rotate_inside_of_their_range() -> None:
 
 
 def test_ranges_are_read_at_the_same_time_and_keep_their_order() -> None:
-    """The first range ends last: it waits until two others have been read."""
+    """The first range ends last: it waits until the fifth is read, for which the second has to be encoded."""
     second = threading.Barrier(2, timeout=60)
     others = threading.Semaphore(0)
 
     def wait(low: int | None, n: int) -> None:
         if low is None:
             second.wait()
-            assert others.acquire(timeout=60)
-            assert others.acquire(timeout=60)
+            for _ in range(3):
+                assert others.acquire(timeout=60)
         elif low == 10:
             second.wait()
         else:
@@ -125,6 +125,49 @@ def test_ranges_are_read_at_the_same_time_and_keep_their_order() -> None:
     assert parts[0].order != (0, 0, 0)
     assert [p.order for p in in_order(parts)] == [(0, n, 0) for n in range(6)]
     assert [i for p in in_order(parts) for i in ids_of(p)] == list(range(60))
+
+
+def test_the_next_range_is_read_while_one_is_encoded() -> None:
+    """A worker has one stream open, and no part has to be complete before it reads on."""
+    following, shelf = threading.Event(), Shelf()
+    table = Table(range(30), before_batch=lambda low, _n: following.set() if low == 10 else None)
+
+    def stage() -> Staged:
+        assert following.wait(60)
+        return shelf.stage()
+
+    parts = list(plan(table, rows_per_part=10).parts(stage))
+    assert [ids_of(p) for p in parts] == [[*range(10)], [*range(10, 20)], [*range(20, 30)]]
+    assert table.most_open == 1
+
+
+def test_no_more_ranges_are_read_ahead_than_are_encoded() -> None:
+    """Two parts wait to be taken or are taken, two are given, two ranges are read; whoever takes takes no more."""
+    table = Table(range(1_000))
+    planned = plan(table, rows_per_part=10, parallel=2)
+    parts = planned.parts(Shelf().stage)
+    next(parts)
+    described = 1
+    assert within(60, lambda: len(table.opened) == described + 6)
+    assert not within(0.3, lambda: len(table.opened) > described + 6)
+    planned.close()
+
+
+@pytest.mark.usefixtures("_no_pause")
+def test_a_range_is_read_again_before_the_next_one() -> None:
+    """So that there are never more streams than workers."""
+    failed: list[int] = []
+
+    def fail(low: int | None, _n: int) -> None:
+        if low == 10 and len(failed) < 2:
+            failed.append(low)
+            raise SourceError("connection lost", transient=True)
+
+    table = Table(range(40), before_batch=fail)
+    parts = list(plan(table, rows_per_part=10).parts(Shelf().stage))
+    assert [i for p in parts for i in ids_of(p)] == [*range(40)]
+    assert [q.within.low for q in table.opened if q.within] == [None, (10,), (10,), (10,), (20,), (30,)]
+    assert table.most_open == 1
 
 
 def test_boundaries_are_found_when_they_are_needed_and_by_one_thread_at_a_time() -> None:
@@ -157,6 +200,9 @@ def test_nothing_is_staged_once_it_is_closed(monkeypatch: pytest.MonkeyPatch) ->
     begun, closed, over = threading.Event(), threading.Event(), threading.Event()
 
     class Late:
+        def fetch(self) -> None:
+            pass
+
         def parts(self, stage: Any) -> Any:
             begun.set()
             assert closed.wait(60)

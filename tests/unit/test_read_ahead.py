@@ -12,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rivet_dagster.errors import SourceError
-from rivet_dagster.exports import memory, reading
+from rivet_dagster.exports import memory, read_ahead, reading
 from rivet_dagster.exports.extraction import Extraction, plan_export
 from rivet_dagster.exports.handoff import Handoff
 from rivet_dagster.exports.output import resolve_output
+from rivet_dagster.exports.pace import Pace
 from rivet_dagster.exports.spec import Export, cast
+from rivet_dagster.rows import Query
 from tests.unit.encoded import Shelf, bodies, within
 from tests.unit.splittable import Table, plan
 
@@ -304,6 +306,27 @@ class TestAWholeTable:
         with pytest.raises(SourceError, match="closed"):
             list(parts)
         assert [s for s in shelf.staged if not s.discarded] == mine
+
+    def test_what_is_opened_after_it_was_closed_is_not_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nobody waits for ever for a database that does not answer; if it does after all, no statement runs."""
+        monkeypatch.setattr(read_ahead, "_END_S", 0)
+        asked, answers, read = threading.Event(), threading.Event(), list[int]()
+        table = Table(range(10), before_batch=lambda _low, n: read.append(n))
+
+        def open_stream() -> Any:
+            asked.set()
+            assert answers.wait(60)
+            return table.open(Query(table="orders", casts={}))
+
+        ahead = read_ahead.ReadAhead(open_stream, Pace(None), most=1)
+        ahead.start()
+        assert asked.wait(60)
+        ahead.close()
+        answers.set()
+        assert within(60, lambda: bool(table.opened) and table.still_open == 0)
+        assert read == []
+        with pytest.raises(SourceError, match="closed"):
+            list(ahead.batches())
 
     def test_an_interrupt_of_the_reader_is_told_where_the_rows_are_taken(self) -> None:
         class Interrupted(BaseException):
