@@ -125,10 +125,12 @@ def _some_failed(
     errors: Mapping[Any, Exception], *, of: int, what: str, capabilities: DestinationCapabilities, uri: str
 ) -> dg.Failure:
     said = "\n".join(f"  {key}: {text_of(error)}" for key, error in errors.items())
-    text = (
-        f"{uri}: {len(errors)} of {of} {what} failed, the others are committed; "
-        f"re-execute from failure to export only these:\n{said}"
+    rest = (
+        "the others are committed; re-execute from failure to export only these"
+        if len(errors) < of
+        else "none is committed"
     )
+    text = f"{uri}: {len(errors)} of {of} {what} failed, {rest}:\n{said}"
     passes = any(not isinstance(e, RivetError) or may_be_repeated(e) for e in errors.values())
     whole = (DestinationError if passes else RivetError)(text)
     whole.__cause__ = next(iter(errors.values()))

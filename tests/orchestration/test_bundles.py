@@ -138,6 +138,14 @@ def test_one_that_fails_stops_no_other_and_is_named_at_the_end(instance, lake, t
     assert not [e for e in result.all_events if e.is_step_up_for_retry]
 
 
+def test_where_all_fail_nothing_is_said_to_be_committed(instance, lake, tables):
+    gone = [("gone", "select * from not_there"), ("broken", "select nothing at all")]
+    result = execute(bundle(tables, lake, queries=gone), instance, asset_selection=[dg.AssetKey(n) for n, _ in gone])
+    (error,) = (e for e in result.all_events if e.is_step_failure and e.step_key == "exports_bundle")
+    assert "2 of 2 exports failed, none is committed:" in error.step_failure_data.user_failure_data.description
+    assert not lake.exists() or not [*lake.iterdir()]
+
+
 class Flaky(rd.LocalIOManager):
     """Fails to stage the parts of one asset so many times."""
 
