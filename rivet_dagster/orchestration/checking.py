@@ -51,7 +51,8 @@ def make_check(
     """Check the delivery of an asset; of one with partitions that of the run's partition, or each of its range.
 
     Raises:
-        dagster.Failure: it could not be checked; says whether it may be when it is repeated.
+        dagster.Failure: it could not be checked, and would not be when it is repeated.
+        RivetError: it may be when it is repeated.
     """
     asked = _asked(context, key, kind, subject)
     if not partitioned:

@@ -1,7 +1,7 @@
 """How an error becomes Dagster's: whether a policy may repeat the step, what a person reads, and that no secret leaves.
 
-`dg.Failure` carries what is left, and where, into the run's log. It leaves it to the user's `RetryPolicy` whether and
-how often the step runs again; with `allow_retries=False` it says that it would fail again.
+A plain raise leaves it to the user's `RetryPolicy` whether and how often the step runs again; `dg.Failure` with
+`allow_retries=False` says that it would fail again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LeftOut(Exception):
     """Stands in an error's chain for one of a driver or SDK, whose text may hold a secret; keeps its traceback."""
 
 
-def as_dagster_failure(error: RivetError, *, capabilities: DestinationCapabilities | None, uri: str) -> dg.Failure:
+def as_dagster_failure(error: RivetError, *, capabilities: DestinationCapabilities | None, uri: str) -> Exception:
     """What to raise for an error, from `None`: its own chain is kept, without the texts of drivers and SDKs.
 
     Args:
@@ -60,10 +60,12 @@ def as_dagster_failure(error: RivetError, *, capabilities: DestinationCapabiliti
         uri: of the prefix.
     """
     leave_out_foreign_texts(error)
+    if may_be_repeated(error):
+        return error
     said = {"rivet/error": type(error).__name__, "dagster/uri": uri}
     if capabilities is not None:
         said["rivet/left_behind"] = left_behind(error, capabilities)
-    failure = dg.Failure(description=str(error), metadata=said, allow_retries=may_be_repeated(error))
+    failure = dg.Failure(description=str(error), metadata=said, allow_retries=False)
     failure.__cause__ = error
     return failure
 
@@ -90,7 +92,7 @@ def left_behind(error: RivetError, capabilities: DestinationCapabilities) -> str
 
 def partitions_failure(
     errors: Mapping[str | None, RivetError], *, of: int, capabilities: DestinationCapabilities, uri: str
-) -> dg.Failure:
+) -> Exception:
     """What to raise when some partitions of one step failed and the others are committed.
 
     Args:
@@ -106,7 +108,7 @@ def partitions_failure(
 
 def exports_failure(
     errors: Mapping[str, Exception], *, of: int, capabilities: DestinationCapabilities, uri: str
-) -> dg.Failure:
+) -> Exception:
     """What to raise when some exports of one step failed and the others are committed.
 
     Args:
@@ -123,7 +125,7 @@ def exports_failure(
 
 def _some_failed(
     errors: Mapping[Any, Exception], *, of: int, what: str, capabilities: DestinationCapabilities, uri: str
-) -> dg.Failure:
+) -> Exception:
     said = "\n".join(f"  {key}: {text_of(error)}" for key, error in errors.items())
     rest = (
         "the others are committed; re-execute from failure to export only these"
@@ -135,8 +137,9 @@ def _some_failed(
     whole = (DestinationError if passes else RivetError)(text)
     whole.__cause__ = next(iter(errors.values()))
     failure = as_dagster_failure(whole, capabilities=capabilities, uri=uri)
-    names = sorted({type(e).__name__ for e in errors.values()})
-    failure.metadata = {**failure.metadata, "rivet/error": dg.MetadataValue.text(", ".join(names))}
+    if isinstance(failure, dg.Failure):
+        names = sorted({type(e).__name__ for e in errors.values()})
+        failure.metadata = {**failure.metadata, "rivet/error": dg.MetadataValue.text(", ".join(names))}
     return failure
 
 

@@ -96,9 +96,8 @@ class Outlet:
         Returns only after the commit, so that Dagster stores a materialization only of what is there.
 
         Raises:
-            dagster.Failure: with `allow_retries=False` it would fail again in the same way, and nothing of this output
-                became visible; else it may succeed when it is repeated. Its cause is the error, its metadata says what
-                is left behind.
+            dagster.Failure: it would fail again in the same way; nothing of this output became visible.
+            RivetError: it may succeed when it is repeated; see the subclasses for what is left behind.
         """
         try:
             outcome = self.deliver(Asked.of(context), value)

@@ -200,8 +200,7 @@ def test_what_is_committed_is_found_when_the_step_is_repeated(instance, lake, ta
         first = dg.execute_job(job, instance=instance)
         assert not (lake / "t03" / "manifest.json").exists()
         assert "no space left" in told(first, "exports_bundle")
-        said = failure(first, "exports_bundle").user_failure_data
-        assert plain(said.metadata)["rivet/error"] == "DestinationError, SourceError"
+        assert failure(first, "exports_bundle").user_failure_data is None, "a policy may repeat it"
         again = dg.ReexecutionOptions.from_failure(first.run_id, instance)
         second = dg.execute_job(job, instance=instance, reexecution_options=again)
         assert "1 of 7 exports failed" in failure(second, "exports_bundle").user_failure_data.description

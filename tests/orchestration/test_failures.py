@@ -79,20 +79,13 @@ def test_what_may_pass_is_left_to_the_user_s_policy(instance, lake, error):
     assert lines(instance, result.run_id, level=logging.ERROR) == [said] * 3
     assert type(error).__name__ in {e.cls_name for e in chain(failure(result, "orders").error)}
     assert str(error) in told(result, "orders")
-    assert _said(result) == (type(error).__name__, f"{lake.as_uri()}/orders/", left)
 
 
 @pytest.mark.parametrize("error", MAY_PASS, ids=lambda e: type(e).__name__)
 def test_without_a_policy_nothing_is_repeated(instance, lake, error):
     asset = rd.build_export_asset(rd.Export(name="orders", table="orders"))
-    result = run([asset], rd.LocalIOManager(path=str(lake)), instance, resources={"source": Broken.with_error(error)})
+    run([asset], rd.LocalIOManager(path=str(lake)), instance, resources={"source": Broken.with_error(error)})
     assert Broken.asked == 1
-    assert _said(result)[0] == type(error).__name__
-
-
-def _said(result):
-    said = plain(failure(result, "orders").user_failure_data.metadata)
-    return said["rivet/error"], said["dagster/uri"], said["rivet/left_behind"]
 
 
 @pytest.mark.parametrize("error", WOULD_FAIL_AGAIN, ids=lambda e: type(e).__name__)
@@ -113,9 +106,10 @@ def test_no_destination_blocks_or_forces_a_retry(error):
     """`retry_safe=False` warns; it decides nothing."""
     for promised in (rd.LocalIOManager.capabilities, rd.StdoutIOManager.capabilities):
         raised = as_dagster_failure(error, capabilities=promised, uri="x")
-        assert isinstance(raised, dg.Failure)
-        assert raised.allow_retries is (error in MAY_PASS)
-        assert raised.__cause__ is error
+        repeated = not isinstance(raised, dg.Failure)
+        assert repeated is (error in MAY_PASS)
+        assert repeated or raised.allow_retries is False
+        assert not isinstance(raised, dg.RetryRequested | dg.DagsterError)
 
 
 def test_what_is_left_depends_on_the_error_and_the_promises():
@@ -153,7 +147,7 @@ def test_the_text_of_a_driver_stays_out_but_its_traceback_is_kept():
 
     with pytest.raises(SourceError) as caught:
         ours()
-    raised = as_dagster_failure(caught.value, capabilities=None, uri="x").__cause__
+    raised = as_dagster_failure(caught.value, capabilities=None, uri="x")
     first = raised.__cause__
     second = first.__cause__
     assert isinstance(first, LeftOut)
@@ -180,7 +174,7 @@ def test_an_error_that_only_happened_while_another_was_handled_is_left_out_too()
 
     with pytest.raises(DestinationError) as caught:
         ours()
-    raised = as_dagster_failure(caught.value, capabilities=None, uri="x").__cause__
+    raised = as_dagster_failure(caught.value, capabilities=None, uri="x")
     assert isinstance(raised.__cause__, LeftOut)
     assert raised.__suppress_context__
 
