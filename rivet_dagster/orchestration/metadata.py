@@ -9,7 +9,7 @@ import dagster as dg
 
 from rivet_dagster.attempt import ExportReceipt
 from rivet_dagster.contract import DestinationCapabilities
-from rivet_dagster.layout import MANIFEST, Prefix
+from rivet_dagster.layout import MANIFEST
 from rivet_dagster.manifest import Column, Manifest, Part, fingerprint
 
 __all__ = [
@@ -74,9 +74,7 @@ def materialization_metadata(receipt: ExportReceipt, *, columns: Sequence[Column
     if manifest is not None:
         said |= _of_manifest(manifest, receipt)
     if receipt.capabilities.commit_protocol.leaves_objects_at_rest:
-        # Not manifest.json, which is another delivery's by the time that somebody looks.
-        record = Prefix("").side(manifest.run_id) if manifest is not None else None
-        said["rivet/parts"] = _parts_table(parts, record)
+        said["rivet/parts"] = _parts_table(parts)
     if receipt.notes:
         said["rivet/notes"] = dg.MetadataValue.json(list(receipt.notes))
     if attempt > 1:
@@ -139,7 +137,7 @@ def _of_manifest(manifest: Manifest, receipt: ExportReceipt) -> dict[str, Any]:
     return said
 
 
-def _parts_table(parts: Sequence[Part], record: str | None) -> dg.TableMetadataValue:
+def _parts_table(parts: Sequence[Part]) -> dg.TableMetadataValue:
     rows = [
         dg.TableRecord(
             {
@@ -152,18 +150,6 @@ def _parts_table(parts: Sequence[Part], record: str | None) -> dg.TableMetadataV
         )
         for p in parts[:SHOWN_PARTS]
     ]
-    if more := parts[SHOWN_PARTS:]:
-        rows.append(
-            dg.TableRecord(
-                {
-                    "path": f"… and {len(more)} more{f', listed in {record}' if record else ''}",
-                    "rows": sum(p.rows for p in more),
-                    "bytes": sum(p.size_bytes for p in more),
-                    "verification": weakest(more),
-                    "md5": None,
-                }
-            )
-        )
     columns = [("path", "string"), ("rows", "int"), ("bytes", "int"), ("verification", "string"), ("md5", "string")]
     # The schema is given, since an empty table cannot tell it.
     schema = dg.TableSchema(columns=[dg.TableColumn(name=n, type=t) for n, t in columns])
