@@ -36,8 +36,10 @@ class ReadAhead:
         self._pace = pace
         self._queue: Handoff[pa.RecordBatch] = Handoff(givers=1, most=most)
         self._stream = opened
-        self._running = self._closed = False
-        self._ended = threading.Event()
+        self._closed = False
+        # Cleared while somebody reads.
+        self._rests = threading.Event()
+        self._rests.set()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -51,7 +53,7 @@ class ReadAhead:
         with self._lock:
             if self._closed:
                 return False
-            self._running = True
+            self._rests.clear()
         error: BaseException | None = None
         try:
             return self._read()
@@ -60,7 +62,7 @@ class ReadAhead:
             return False
         finally:
             self._queue.end(error)
-            self._ended.set()
+            self._rests.set()
 
     def start(self) -> None:
         """`run` in a thread of its own."""
@@ -79,12 +81,11 @@ class ReadAhead:
         """Stop reading and free the connection; waits for the thread that reads, not much longer than that takes."""
         with self._lock:
             self._closed = True
-            stream, running = self._stream, self._running
+            stream = self._stream
         self._queue.close()
         if stream is not None:
             stream.close()
-        if running:
-            self._ended.wait(_END_S)
+        self._rests.wait(_END_S)
         if self._thread is not None:
             self._thread.join(_END_S)
 
