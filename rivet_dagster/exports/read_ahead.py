@@ -37,9 +37,6 @@ class ReadAhead:
         self._queue: Handoff[pa.RecordBatch] = Handoff(givers=1, most=most)
         self._stream = opened
         self._closed = False
-        # Cleared while somebody reads.
-        self._rests = threading.Event()
-        self._rests.set()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -53,7 +50,6 @@ class ReadAhead:
         with self._lock:
             if self._closed:
                 return False
-            self._rests.clear()
         error: BaseException | None = None
         try:
             return self._read()
@@ -62,7 +58,6 @@ class ReadAhead:
             return False
         finally:
             self._queue.end(error)
-            self._rests.set()
 
     def start(self) -> None:
         """`run` in a thread of its own."""
@@ -78,14 +73,13 @@ class ReadAhead:
         return self._queue.items()
 
     def close(self) -> None:
-        """Stop reading and free the connection; waits for the thread that reads, not much longer than that takes."""
+        """Stop reading and free the connection; waits for a thread of its own, not much longer than that takes."""
         with self._lock:
             self._closed = True
             stream = self._stream
         self._queue.close()
         if stream is not None:
             stream.close()
-        self._rests.wait(_END_S)
         if self._thread is not None:
             self._thread.join(_END_S)
 

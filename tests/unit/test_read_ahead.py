@@ -328,6 +328,24 @@ class TestAWholeTable:
         with pytest.raises(SourceError, match="closed"):
             list(ahead.batches())
 
+    def test_who_closes_it_waits_for_its_thread(self) -> None:
+        """Also for one that still connects: nothing reads from the source any more afterwards."""
+        asked, answers, over = threading.Event(), threading.Event(), threading.Event()
+
+        def open_stream() -> Any:
+            asked.set()
+            assert answers.wait(60)
+            raise SourceError("refused")
+
+        ahead = read_ahead.ReadAhead(open_stream, Pace(None), most=1)
+        ahead.start()
+        assert asked.wait(60)
+        closer = threading.Thread(target=lambda: (ahead.close(), over.set()), daemon=True)
+        closer.start()
+        assert not over.wait(0.3)
+        answers.set()
+        assert over.wait(60)
+
     def test_an_interrupt_of_the_reader_is_told_where_the_rows_are_taken(self) -> None:
         class Interrupted(BaseException):
             pass
