@@ -24,10 +24,11 @@ from rivet_dagster.orchestration.component_mistakes import Mistake, Origin, as_m
 from rivet_dagster.orchestration.component_scaffold import ExportsScaffolder
 from rivet_dagster.orchestration.component_schema import FieldsOf, attributes_model
 from rivet_dagster.orchestration.component_templates import rendered
-from rivet_dagster.orchestration.definitions import Planned, export_definitions, spec_of
+from rivet_dagster.orchestration.definitions import export_definitions
 from rivet_dagster.orchestration.handle import ExportHandle
 from rivet_dagster.orchestration.io_managers import ExportIOManager
 from rivet_dagster.orchestration.partitions import check_partitions
+from rivet_dagster.orchestration.planned import Planned, spec_of
 from rivet_dagster.orchestration.resources import DatabaseResource
 
 __all__ = ["ExportsComponent"]

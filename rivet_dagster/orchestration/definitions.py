@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 
 from rivet_dagster.errors import ConfigError
-from rivet_dagster.exports.plan import Diagnostic, Level, PlannedExport, diagnose, reject
 from rivet_dagster.exports.spec import Export
-from rivet_dagster.orchestration.announce import announce_findings
 from rivet_dagster.orchestration.asset_options import AssetOptions, KeyPrefix
-from rivet_dagster.orchestration.assets import StepBody, as_it_is, describe, export_asset, what_is_exported
+from rivet_dagster.orchestration.assets import StepBody, as_it_is, export_asset
 from rivet_dagster.orchestration.automation import export_schedule
 from rivet_dagster.orchestration.bundles import bundle_asset
-from rivet_dagster.orchestration.check_kinds import chosen
 from rivet_dagster.orchestration.checks import build_manifest_checks
 from rivet_dagster.orchestration.io_managers import ExportIOManager
-from rivet_dagster.orchestration.metadata import definition_metadata, promises_table
-from rivet_dagster.orchestration.partitions import check_partitions, is_ranged
+from rivet_dagster.orchestration.planned import Planned, check_together, diagnosed, spec_of
 from rivet_dagster.orchestration.resources import DatabaseResource
-from rivet_dagster.sources.url import parse_url
 
-__all__ = ["Planned", "build_export_definitions", "export_definitions", "spec_of"]
+__all__ = ["build_export_definitions", "export_definitions"]
 
-_LOG = logging.getLogger(__name__)
 # Exports of a bundle: each has a connection to the database, and memory of its own.
 _AT_A_TIME = 4
 
@@ -121,23 +113,6 @@ def build_export_definitions(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """An export, its options, and its asset as it is described."""
-
-    export: Export
-    options: AssetOptions
-    spec: dg.AssetSpec
-
-
-def spec_of(export: Export, options: AssetOptions, destination: ExportIOManager) -> dg.AssetSpec:
-    """Describe the asset of an export."""
-    kinds = {destination.kind} | (set() if export.format else {destination.format})
-    spec = describe(export, options, kinds=kinds)
-    promised = promises_table(destination.kind, destination.capabilities)
-    return spec.replace_attributes(description=f"{spec.description}\n\n{promised}")
-
-
 def export_definitions(
     planned: Sequence[Planned],
     *,
@@ -155,35 +130,12 @@ def export_definitions(
         PlanRejected: an export cannot work at this destination; carries every diagnostic.
         ConfigError: as there; or options differ that have to be the same.
     """
-    if not planned:
-        msg = f"{name}: expected at least one export, found none"
-        raise ConfigError(msg)
+    check_together(planned, name=name, bundle=bundle)
     if parallel is not None and (parallel < 1 or not bundle):
         msg = f"{name}: parallel is how many exports of a bundle run at a time, 1 or more; found {parallel!r}"
         raise ConfigError(f"{msg} with bundle={bundle}")
-    partitions_def = planned[0].spec.partitions_def
-    if any(p.spec.partitions_def != partitions_def for p in planned):
-        msg = f"{name}: partitions_def has to be the same for all exports of a job; make definitions of their own"
-        raise ConfigError(msg)
-    if bundle and partitions_def is not None:
-        msg = f"{name}: partitions_def and bundle=True do not go together; leave one of them out"
-        raise ConfigError(msg)
-    if bundle and any(_of_the_step(p.options) != _of_the_step(planned[0].options) for p in planned):
-        msg = f"{name}: retry_policy and pool are of a step, and a bundle is one: give them for all exports"
-        raise ConfigError(msg)
-    for p in planned:
-        check_partitions(p.export, partitions_def, p.options.backfill_policy)
-    found = _diagnose(planned, source=source, destination=destination, bundled=bundle)
     source_key, destination_key = f"{name}_source", f"{name}_destination"
-    specs = [
-        p.spec.merge_attributes(
-            metadata={
-                **_metadata(p.spec.key, destination, found),
-                **what_is_exported(p.export, source_key),
-            }
-        )
-        for p in planned
-    ]
+    specs = diagnosed(planned, source=source, source_key=source_key, destination=destination, bundled=bundle)
     if bundle:
         assets = [
             bundle_asset(
@@ -210,31 +162,15 @@ def export_definitions(
     job = dg.define_asset_job(name, selection=dg.AssetSelection.assets(*keys))
     schedules = []
     if schedule:
+        partitions_def = planned[0].spec.partitions_def
         schedules = [export_schedule(f"{name}_schedule", job, schedule, keys=keys, partitions_def=partitions_def)]
+    by_key = dict(zip(keys, planned, strict=True))
     return dg.Definitions(
         assets=assets,
         resources={source_key: source, destination_key: destination},
         jobs=[job],
         schedules=schedules,
-        asset_checks=[
-            check for asset in assets for check in _checks(asset, destination, dict(zip(keys, planned, strict=True)))
-        ],
-    )
-
-
-def _of_the_step(options: AssetOptions) -> tuple[Any, ...]:
-    return options.retry_policy, options.pool
-
-
-def _metadata(key: dg.AssetKey, destination: ExportIOManager, found: Iterable[Diagnostic]) -> dict[str, Any]:
-    return definition_metadata(
-        destination.capabilities,
-        uri=destination.uri(destination.prefix_of(key)),
-        diagnostics=[
-            {"level": d.level.value, "rule": d.rule, "message": d.message, "remedy": d.remedy}
-            for d in found
-            if "/".join(key.path) in d.subject.split(", ")
-        ],
+        asset_checks=[check for asset in assets for check in _checks(asset, destination, by_key)],
     )
 
 
@@ -243,48 +179,6 @@ def _require(name: str, argument: str, kind: type[Any], *given: object) -> None:
         if not isinstance(found, kind):
             msg = f"{name}: {argument}: expected {kind.__name__}, found {type(found).__name__}"
             raise ConfigError(msg)
-
-
-def _diagnose(
-    planned: Sequence[Planned], *, source: DatabaseResource, destination: ExportIOManager, bundled: bool
-) -> tuple[Diagnostic, ...]:
-    exports = []
-    for p in planned:
-        key, retry_policy = p.spec.key, p.options.retry_policy
-        prefix = destination.prefix_of(key)
-        exports.append(
-            PlannedExport(
-                name="/".join(key.path),
-                output=destination.settings.output(p.export),
-                capabilities=destination.capabilities,
-                uri=destination.uri(prefix) or prefix.root,
-                max_retries=retry_policy.max_retries if retry_policy else 0,
-                mode=p.export.mode,
-                bundled=bundled,
-                ranged=is_ranged(p.options.backfill_policy),
-                checks=tuple(kind.name for kind in chosen(p.options.checks)),
-                quality=p.export.quality,
-                on_schema_drift=p.export.on_schema_drift,
-            )
-        )
-    found = (*diagnose(exports), *_password_in_clear(source, [e.name for e in exports]))
-    reject(found)
-    announce_findings(_LOG, found)
-    return found
-
-
-def _password_in_clear(source: DatabaseResource, names: Sequence[str]) -> list[Diagnostic]:
-    if isinstance(source.url, dg.EnvVar) or not parse_url(source.url).secrets:
-        return []
-    return [
-        Diagnostic(
-            level=Level.WARNING,
-            rule="password-in-clear",
-            subject=", ".join(names),
-            message="the source's URL is written with its password, which Dagster shows in its UI",
-            remedy='put the URL into an environment variable and give url=dg.EnvVar("ITS_NAME")',
-        )
-    ]
 
 
 def _checks(
