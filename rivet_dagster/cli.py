@@ -219,7 +219,8 @@ def _print_findings(x: Preview) -> None:
 
 
 def _judgement(x: Validated) -> tuple[str, ...]:
-    result = "NOT JUDGED" if x.error else "ok" if x.ok else f"{len(x.faults)} FAULTS"
+    faults = f"{len(x.faults)} FAULT{'' if len(x.faults) == 1 else 'S'}"
+    result = "NOT JUDGED" if x.error else "ok" if x.ok else faults
     numbers = (f"{n:,}" for n in (x.deliveries, x.parts, x.rows, x.bytes))
     return x.place, result, x.run_id or "none", *numbers, x.verification or "-"
 
