@@ -24,6 +24,8 @@ _DEFAULTS = {
     "keepalives_interval": "15",
     "keepalives_count": "4",
 }
+# With it a role has all names of the catalog in quotes, by which the driver finds no type, and calls every column text.
+_PLAIN_NAMES = "-c quote_all_identifiers=off"
 
 
 class PostgresDatabase:
@@ -58,17 +60,47 @@ class PostgresDatabase:
 
         with self._lock:
             if self._told is None:
-                self._told = adbc_driver_postgresql.connect(self._uri())
-                weakref.finalize(self, _forget, self._told).atexit = False
-            told = self._told
+                told = adbc_driver_postgresql.connect(self._uri())
+                if (connection := _first(told)) is not None:
+                    self._kept(told)
+                    return connection
+                _forget(told)
+                given = self.url.parameters.get("options", "")
+                told = self._kept(adbc_driver_postgresql.connect(self._uri(options=f"{given} {_PLAIN_NAMES}")))
+            else:
+                told = self._told
         return adbc_driver_manager.AdbcConnection(told)
 
-    def _uri(self) -> str:
+    def _kept(self, told: AdbcDatabase) -> AdbcDatabase:
+        weakref.finalize(self, _forget, told).atexit = False
+        self._told = told
+        return told
+
+    def _uri(self, **more: str) -> str:
         # Arrow strings are UTF-8, whatever the database's or the environment's encoding is.
-        wanted = {**_DEFAULTS, **self.url.parameters, "client_encoding": "UTF8"}
+        wanted = {**_DEFAULTS, **self.url.parameters, **more, "client_encoding": "UTF8"}
         if self.settings.application_name is not None:
             wanted["application_name"] = self.settings.application_name
         return f"postgresql://{self.url.rest.partition('?')[0]}?{urlencode(wanted, quote_via=quote, safe='')}"
+
+
+def _first(told: AdbcDatabase) -> AdbcConnection | None:
+    """The first connection to a database that the driver was told of; `None` where it has learnt no types there."""
+    import adbc_driver_manager
+    import pyarrow as pa
+
+    connection = adbc_driver_manager.AdbcConnection(told)
+    try:
+        with adbc_driver_manager.AdbcStatement(connection) as statement:
+            statement.set_sql_query("SELECT true")
+            knows = pa.schema(statement.execute_schema()).field(0).type == pa.bool_()
+    except BaseException:
+        connection.close()
+        raise
+    if knows:
+        return connection
+    connection.close()
+    return None
 
 
 def _forget(told: AdbcDatabase) -> None:

@@ -286,6 +286,7 @@ def test_what_text_forms_depend_on_is_fixed_whatever_the_role_prefers(typed: Pos
         "ALTER ROLE picky SET TimeZone = 'America/New_York'",
         "ALTER ROLE picky SET extra_float_digits = -10",
         "ALTER ROLE picky SET bytea_output = 'escape'",
+        "ALTER ROLE picky SET quote_all_identifiers = on",
     )
     picky = Postgres(replace(typed.server, user="picky", password="picky"))
     for expression in (
@@ -294,6 +295,10 @@ def test_what_text_forms_depend_on_is_fixed_whatever_the_role_prefers(typed: Pos
         "interval '1 day 2 hours'",
         "point(0.1, 0.30000000000000004)",
         r"ROW(1, '\x00ff'::bytea)",
+        "'pg_class'::regclass",
+        # Of types that the driver could not find, all values would be text.
+        "7::int2",
+        "ARRAY[1.5::float8]",
     ):
         assert picky.value(expression) == typed.value(expression)
     assert picky.value("'2024-07-01 12:00+00'::timestamptz")[1] == datetime(2024, 7, 1, 12, tzinfo=timezone.utc)
