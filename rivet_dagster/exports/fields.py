@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from rivet_dagster.errors import ConfigError
 
-__all__ = ["Fields", "refuse_unknown"]
+__all__ = ["Fields", "in_one_order", "refuse_unknown"]
 
 
 class Fields(BaseModel):
@@ -28,6 +28,15 @@ class Fields(BaseModel):
         """Look at the names before pydantic does, which does not say what may be meant."""
         refuse_unknown(cls, given)
         return super().__new__(cls)
+
+
+def in_one_order(value: Any) -> Any:
+    """Sets as lists: they have another order in each process, and what is made of settings must not."""
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    if isinstance(value, Mapping):
+        return {name: in_one_order(one) for name, one in value.items()}
+    return value
 
 
 def refuse_unknown(cls: type[BaseModel], given: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from rivet_dagster.errors import ConfigError
-from rivet_dagster.exports.fields import Fields
+from rivet_dagster.exports.fields import Fields, in_one_order
 from rivet_dagster.exports.moments import Unit, Zone
 from rivet_dagster.exports.sizes import parse_duration, parse_size
 from rivet_dagster.rows import Consistency
@@ -62,6 +62,11 @@ class Chunked(Fields):
         description='"snapshot": all ranges are read from one state of the database. "statement": each from its own, '
         "which holds no transaction open; a row whose key changes meanwhile may then be missing, or be there twice.",
     )
+
+    @field_validator("key", mode="before")
+    @classmethod
+    def _as_a_list(cls, value: Any) -> Any:
+        return in_one_order(value)
 
     @field_validator("key", mode="after")
     @classmethod

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, WrapValidator, field_validator, model_validator
 
 from rivet_dagster.errors import ConfigError
-from rivet_dagster.exports.fields import Fields
+from rivet_dagster.exports.fields import Fields, in_one_order
 from rivet_dagster.exports.sizes import parse_size
 
 __all__ = ["Quality", "Value"]
@@ -78,6 +78,11 @@ class Quality(Fields):
                 msg = f"quality.null_ratio_max.{column}: expected a number from 0 to 1, found {ratio!r}"
                 raise ConfigError(msg)
         return value
+
+    @field_validator("unique", "accepted_values", mode="before")
+    @classmethod
+    def _as_lists(cls, value: Any) -> Any:
+        return in_one_order(value)
 
     @field_validator("unique", mode="before")
     @classmethod

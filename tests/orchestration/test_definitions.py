@@ -79,6 +79,17 @@ def test_the_code_version_is_a_function_of_the_export_alone():
     assert len(changed) == 4
 
 
+def test_the_code_version_is_one_in_all_processes_where_sets_have_no_order():
+    # Equal sets that are walked in another order, as those of texts are in another process.
+    some, same = {0, 8}, {8, 0}
+    assert list(some) != list(same)
+    versions = {
+        rd.build_export_asset(_orders(quality=rd.Quality(accepted_values={"n": values}))).code_versions_by_key.popitem()
+        for values in (some, same)
+    }
+    assert len(versions) == 1
+
+
 def test_no_export_and_one_that_is_named_like_the_job_are_refused():
     with pytest.raises(rd.ConfigError, match="at least one export"):
         _definitions([], rd.LocalIOManager(path="x"))
