@@ -24,7 +24,7 @@ from rivet_dagster.sources.guards import refused
 
 __all__ = ["ColumnPlan", "WireColumn", "plan_column"]
 
-_UNSIGNED, _ENUM, _SET = 32, 256, 2048
+_UNSIGNED, _ZEROFILL, _ENUM, _SET = 32, 64, 256, 2048
 _BINARY_CHARSET = 63
 _DATE_BYTES, _TIME_BYTES = 11, 12
 
@@ -80,12 +80,14 @@ class ColumnPlan:
         shape: how its values travel, for `mysql_wire.decode`.
         natural: the Arrow type that holds all its values exactly.
         exported_as: the same, or what it is cast to.
+        digits: how many an integer's text has at least: the database shows it with zeros in front.
     """
 
     source_type: str
     shape: Shape
     natural: pa.DataType
     exported_as: pa.DataType
+    digits: int = 0
 
 
 def plan_column(column: WireColumn, cast: str | None) -> ColumnPlan:
@@ -109,7 +111,9 @@ def plan_column(column: WireColumn, cast: str | None) -> ColumnPlan:
         raise ConfigError(
             f"column {column.name!r}: {source_type} cannot be cast to {cast!r} exactly; cast it to text, or in a query"
         )
-    return ColumnPlan(source_type=source_type, shape=shape, natural=natural, exported_as=wanted)
+    # The year 0 is 0000, too.
+    digits = column.length if column.flags & _ZEROFILL and pa.types.is_integer(natural) else 0
+    return ColumnPlan(source_type=source_type, shape=shape, natural=natural, exported_as=wanted, digits=digits)
 
 
 def _natural(column: WireColumn) -> tuple[str, Shape, pa.DataType]:

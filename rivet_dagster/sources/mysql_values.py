@@ -54,6 +54,8 @@ def _ordinary(column: str, plan: ColumnPlan, values: pa.Array) -> pa.Array:
     array = _natural(column, plan, values)
     if array.type == wanted:
         return array
+    if plan.digits and wanted == pa.string():
+        return pc.utf8_lpad(array.cast(wanted), plan.digits, "0")
     try:
         return _cast(column, array, wanted)
     except pa.ArrowInvalid as error:
