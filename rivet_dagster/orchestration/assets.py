@@ -11,11 +11,12 @@ from pydantic import Field
 from rivet_dagster.exports.spec import Export
 from rivet_dagster.manifest import fingerprint
 from rivet_dagster.orchestration.asset_options import AssetOptions, KeyPrefix
-from rivet_dagster.orchestration.gates import check_specs, result_of
+from rivet_dagster.orchestration.gates import check_specs, of_partition, result_of
 from rivet_dagster.orchestration.handle import ExportHandle
 from rivet_dagster.orchestration.io_managers import ExportIOManager
 from rivet_dagster.orchestration.partitions import check_partitions, keys_of, one_partition_a_run, partitions_of, untold
 from rivet_dagster.orchestration.resources import DatabaseResource
+from rivet_dagster.orchestration.run_facts import report_of_each
 
 __all__ = [
     "Defined",
@@ -186,7 +187,10 @@ def export_asset(
         # The rows are read, judged and committed before this goes on.
         yield dg.Output(value)
         if checks:
-            yield result_of(spec.key, handle.verdicts if isinstance(value, ExportHandle) else None)
+            verdicts = handle.verdicts if isinstance(value, ExportHandle) else None
+            if not context.has_partition_key:
+                report_of_each(context, {k: result_of(spec.key, of_partition(verdicts, k)) for k in partitions})
+            yield result_of(spec.key, verdicts)
 
     return _export
 

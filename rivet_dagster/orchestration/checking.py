@@ -16,7 +16,7 @@ from rivet_dagster.orchestration.failures import as_dagster_failure
 from rivet_dagster.orchestration.io_managers import ExportIOManager
 from rivet_dagster.orchestration.judgement import judge
 from rivet_dagster.orchestration.resources import DatabaseResource
-from rivet_dagster.orchestration.run_facts import materialized
+from rivet_dagster.orchestration.run_facts import materialized, report_of_each
 from rivet_dagster.orchestration.verdicts import result_of, result_of_partitions
 
 __all__ = ["Subject", "make_check", "refuse_stream", "unchecked"]
@@ -60,7 +60,9 @@ def make_check(
     if context.has_partition_key or not context.has_partition_key_range:
         return _check(context, kind, asked, context.partition_key if context.has_partition_key else None)
     keys = context.op_execution_context.partition_keys
-    return result_of_partitions(key, kind.name, {k: _check(context, kind, asked, k) for k in keys})
+    results = {k: _check(context, kind, asked, k) for k in keys}
+    report_of_each(context, results)
+    return result_of_partitions(key, kind.name, results)
 
 
 def unchecked(failed: Mapping[str, Exception]) -> Exception:

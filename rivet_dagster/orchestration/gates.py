@@ -12,7 +12,7 @@ from rivet_dagster.exports.spec import Export
 from rivet_dagster.exports.verdict import Finding, Verdict
 from rivet_dagster.orchestration.run_facts import report_check
 
-__all__ = ["CHECK", "Verdicts", "check_specs", "report_failed", "result_of"]
+__all__ = ["CHECK", "Verdicts", "check_specs", "of_partition", "report_failed", "result_of"]
 
 CHECK = "quality"
 _DESCRIPTION = (
@@ -44,20 +44,28 @@ def report_failed(
         partition: of the run, where it is one.
         verdicts: of its partitions.
     """
-    if not any(v.failed for v in verdicts.values()):
+    failed = [k for k, v in verdicts.items() if v.failed]
+    if not failed:
         return
-    result = result_of(key, verdicts)
-    evaluation = dg.AssetCheckEvaluation(
-        asset_key=key,
-        check_name=CHECK,
-        passed=False,
-        description=result.description,
-        metadata=result.metadata,
-        severity=result.severity,
-        blocking=False,
-        partition=partition,
-    )
-    report_check(context, evaluation)
+    # Of each partition of a range, and of all of them together.
+    for of, some in {**{k: of_partition(verdicts, k) for k in failed}, partition: verdicts}.items():
+        result = result_of(key, some)
+        evaluation = dg.AssetCheckEvaluation(
+            asset_key=key,
+            check_name=CHECK,
+            passed=False,
+            description=result.description,
+            metadata=result.metadata,
+            severity=result.severity,
+            blocking=False,
+            partition=of,
+        )
+        report_check(context, evaluation)
+
+
+def of_partition(verdicts: Verdicts | None, partition: str | None) -> Verdicts | None:
+    """Those of one partition alone."""
+    return verdicts and {k: v for k, v in verdicts.items() if k == partition}
 
 
 def result_of(key: dg.AssetKey, verdicts: Verdicts | None) -> dg.AssetCheckResult:

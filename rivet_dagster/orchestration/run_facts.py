@@ -9,9 +9,18 @@ from typing import Any
 
 import dagster as dg
 
-__all__ = ["RunFacts", "add_partition_metadata", "materialized", "report_check", "run_id_of", "set_data_version"]
+__all__ = [
+    "RunFacts",
+    "add_partition_metadata",
+    "materialized",
+    "report_check",
+    "report_of_each",
+    "run_id_of",
+    "set_data_version",
+]
 
-_Context = dg.OutputContext | dg.InputContext | dg.AssetExecutionContext | dg.OpExecutionContext
+_StepContext = dg.AssetExecutionContext | dg.AssetCheckExecutionContext
+_Context = dg.OutputContext | dg.InputContext | _StepContext | dg.OpExecutionContext
 _MAX_RETRIES = "dagster/max_retries"
 _PAGE = 20
 
@@ -86,8 +95,27 @@ def report_check(context: dg.OutputContext | dg.AssetExecutionContext, evaluatio
         dg.DagsterEvent.asset_check_evaluation(step, evaluation)
 
 
+def report_of_each(context: _StepContext, results: Mapping[str, dg.AssetCheckResult]) -> None:
+    """Record what a check found of each partition of a range run: a result that is yielded is of none of them."""
+    step = _step(context)
+    for key, result in results.items() if step is not None else ():
+        dg.DagsterEvent.asset_check_evaluation(step, result.to_asset_check_evaluation(_OfOnePartition(step, key)))  # type: ignore[arg-type]
+
+
+class _OfOnePartition:
+    """A step of a range, as it would be of one partition alone."""
+
+    has_partition_key = True
+
+    def __init__(self, step: Any, partition_key: str) -> None:
+        self._step, self.partition_key = step, partition_key
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._step, name)
+
+
 def _step(context: _Context) -> Any | None:
-    if isinstance(context, dg.AssetExecutionContext):
+    if isinstance(context, dg.AssetExecutionContext | dg.AssetCheckExecutionContext):
         context = context.op_execution_context
     if isinstance(context, dg.OpExecutionContext):
         return context.get_step_execution_context()

@@ -357,6 +357,15 @@ def test_in_a_run_of_a_range_each_of_its_partitions_is_judged(place: Place) -> N
     (part,) = (place.base / "parted" / "partition=d" / "data").iterdir()
     part.unlink()
     bad = place.check(ranged, tags=tags)
+    # What Dagster shows of a partition, and what conditions go by, is what was recorded of it and of its delivery.
+    run_id = place.instance.get_runs(limit=1)[0].run_id
+    recorded = place.instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    of_each = {e.partition: e for r in recorded if (e := r.dagster_event.asset_check_evaluation_data).partition}
+    assert {key: e.passed for key, e in of_each.items()} == {"b/c": True, "d": False, "e": True}
+    for key, e in of_each.items():
+        wanted = dg.AssetRecordsFilter(dg.AssetKey("parted"), asset_partitions=[key])
+        (delivered,) = place.instance.fetch_materializations(wanted, limit=1).records
+        assert e.target_materialization_data.storage_id == delivered.storage_id
     assert (bad.passed, bad.severity) == (False, ERROR)
     assert "3 partitions checked, 1 failed; d: data/part-" in bad.description
     assert [(f["path"].partition(":")[0], f["kind"]) for f in _faults(bad)] == [("d", "missing")]

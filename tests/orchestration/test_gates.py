@@ -230,7 +230,9 @@ def test_a_range_of_partitions_fails_for_the_one_that_is_bad(instance, lake, sho
     lake_of = rd.LocalIOManager(path=str(lake))
     result = run([visits], lake_of, instance, resources={"source": shop}, tags=tags)
     assert not result.success
-    (red,) = evaluations(instance, result.run_id)
+    red_of, red = evaluations(instance, result.run_id)
+    assert (red_of.partition, red_of.passed, red.partition) == ("fr", False, None)
+    assert [row["partition"] for row in plain(red_of.metadata)["rivet/gate_table"]] == ["fr"]
     table = plain(red.metadata)["rivet/gate_table"]
     assert [(row["partition"], row["passed"]) for row in table] == [("de", True), ("fr", False)]
     assert "fr: row_count_max: expected at most 1 row, found 2" in red.description
@@ -238,8 +240,12 @@ def test_a_range_of_partitions_fails_for_the_one_that_is_bad(instance, lake, sho
     change(shop_file, "delete from visits where id = 3")
     good = run([visits], lake_of, instance, resources={"source": shop}, tags=tags)
     assert good.success
-    (green,) = evaluations(instance, good.run_id)
+    *of_each, green = evaluations(instance, good.run_id)
     assert (green.passed, plain(green.metadata)["rivet/rows"]) == (True, 2)
+    assert [(e.partition, e.passed, plain(e.metadata)["rivet/rows"]) for e in of_each] == [
+        ("de", True, 1),
+        ("fr", True, 1),
+    ]
 
 
 def test_a_stream_fails_though_its_rows_have_left(instance, shop, capfd):
