@@ -31,14 +31,15 @@ FROM t JOIN pg_class c ON c.oid = t.oid
 def estimated_rows(query: Query, rows: Rows) -> int | None:
     """How many rows the table of a query has by the statistics; `None` where a part of it has none."""
     found = _sizes(query, rows)
-    known = found["sampled"] and not found["unknown"]
+    known = found["sampled"] and not found["unknown"] and found["rows"] is not None
     return round(found["rows"]) if known else None
 
 
 def sample_clause(query: Query, rows: Rows) -> str:
     """SQL to put behind a select of the whole table, that leaves the rows of some pages all over it."""
     found = _sizes(query, rows)
-    if not found["sampled"] or found["pages"] <= _SAMPLE_PAGES:
+    # A table that is dropped meanwhile, as for another of its name, has no size.
+    if not found["sampled"] or (found["pages"] or 0) <= _SAMPLE_PAGES:
         return ""
     return f" TABLESAMPLE SYSTEM ({100 * _SAMPLE_PAGES / found['pages']:.6f})"
 

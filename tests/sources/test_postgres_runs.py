@@ -13,6 +13,7 @@ from rivet_dagster.rows import Query
 from rivet_dagster.sources.connect import connect
 from rivet_dagster.sources.postgres_database import PostgresDatabase
 from rivet_dagster.sources.postgres_session import PostgresSession
+from rivet_dagster.sources.postgres_statistics import estimated_rows, sample_clause
 from rivet_dagster.sources.url import parse_url
 from tests.servers import PostgresServer, require
 from tests.servers.pooler import pgbouncer
@@ -145,6 +146,13 @@ def test_the_estimate_is_what_the_planner_knows(shop: Postgres) -> None:
     # Grown since: what there is now, as densely as before.
     shop.execute("INSERT INTO big SELECT i, 1 FROM generate_series(1, 5000) AS i")
     assert 9000 < (source.estimated_rows(query_of("big")) or 0) < 11000
+
+
+def test_a_table_that_goes_while_its_size_is_asked_has_none() -> None:
+    # What the server says of one that is in the statement's snapshot, and not in the catalog any more.
+    gone = [{"unknown": 0, "rows": None, "pages": None, "sampled": True}]
+    assert estimated_rows(query_of(), lambda _sql: gone) is None
+    assert not sample_clause(query_of(), lambda _sql: gone)
 
 
 def test_the_size_of_a_row_is_taken_from_all_over_the_table(shop: Postgres) -> None:
