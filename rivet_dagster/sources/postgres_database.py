@@ -92,8 +92,13 @@ def _first(told: AdbcDatabase) -> AdbcConnection | None:
     connection = adbc_driver_manager.AdbcConnection(told)
     try:
         with adbc_driver_manager.AdbcStatement(connection) as statement:
+            # In a transaction: between its two messages a pooler would change the server connection.
+            statement.set_sql_query("BEGIN")
+            statement.execute_update()
             statement.set_sql_query("SELECT true")
             knows = pa.schema(statement.execute_schema()).field(0).type == pa.bool_()
+            statement.set_sql_query("COMMIT")
+            statement.execute_update()
     except BaseException:
         connection.close()
         raise
