@@ -57,9 +57,9 @@ def commit_export(
 
     Raises:
         ConfigError: the destination cannot fence commits.
-        SourceError: nothing was published.
+        SourceError: nothing was committed; of a stream, rows may have left.
         DestinationError: see the subclasses for what is left behind.
-        ContractError: nothing was published.
+        ContractError: nothing was committed; of a stream, rows may have left.
     """
     started = time.monotonic()
     token = make_token(attempt.dagster_run_id or "no-run", attempt.partition_key, secrets.token_hex(4))

@@ -96,7 +96,7 @@ class Judge:
             verdict = self.verdict = Verdict(rows=self._rows, findings=tuple(self._findings()))
         if verdict.failed:
             said = "; ".join(map(str, verdict.failed))
-            msg = f"{self._subject}: quality: {said}; nothing was published: correct the rows, or the gate"
+            msg = f"{self._subject}: quality: {said}; nothing was committed: correct the rows, or the gate"
             raise ContractError(msg)
 
     def make_room(self, names: tuple[str, ...], keys: int) -> None:
@@ -115,7 +115,7 @@ class Judge:
             )
             self.verdict = Verdict(rows=self._rows, findings=(refusal,))
             raise ContractError(
-                f"{self._subject}: quality: {refusal}; nothing was published: set unique_memory to more ({KEY_BYTES} "
+                f"{self._subject}: quality: {refusal}; nothing was committed: set unique_memory to more ({KEY_BYTES} "
                 "bytes for each row, and for each entry of `unique`), to None for no limit, or leave the entry out and "
                 "let a unique index of the database see to it"
             )

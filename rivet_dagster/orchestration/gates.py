@@ -17,7 +17,7 @@ __all__ = ["CHECK", "Verdicts", "check_specs", "of_partition", "report_failed", 
 CHECK = "quality"
 _DESCRIPTION = (
     "What the rows of the export have to be like: judged while they are read, and unless all gates pass nothing is "
-    "published. It runs with the asset, not on its own."
+    "committed. It runs with the asset, not on its own."
 )
 
 Verdicts = Mapping[str | None, Verdict]
@@ -109,7 +109,7 @@ def _described(found: Sequence[tuple[str | None, Finding]], failed: Sequence[tup
     if not failed:
         return f"{len(found)} gate{'' if len(found) == 1 else 's'} passed"
     told = "; ".join(f"{'' if partition is None else f'{partition}: '}{f}" for partition, f in failed)
-    return f"{len(failed)} of {len(found)} gates failed, nothing was published: {told}"
+    return f"{len(failed)} of {len(found)} gates failed, nothing was committed: {told}"
 
 
 def _table(found: Sequence[tuple[str | None, Finding]]) -> dg.TableMetadataValue:

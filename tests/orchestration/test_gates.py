@@ -92,7 +92,7 @@ def test_a_failed_gate_is_a_red_check_and_leaves_everything_as_it_was(instance, 
     (red,) = evaluations(instance, bad.run_id)
     said = plain(red.metadata)
     assert (red.asset_check_key, red.passed, red.severity) == (CHECK, False, dg.AssetCheckSeverity.ERROR)
-    assert red.description.startswith("2 of 4 gates failed, nothing was published: null_ratio_max of note: expected")
+    assert red.description.startswith("2 of 4 gates failed, nothing was committed: null_ratio_max of note: expected")
     assert (said["rivet/rows"], said["rivet/gates"], said["rivet/failed_gates"]) == (100, 4, 2)
     assert [(g["gate"], g["column"], g["passed"], g["rows"]) for g in said["rivet/gate_table"]] == [
         ("row_count_min", "", True, 0),
@@ -254,6 +254,10 @@ def test_a_stream_fails_though_its_rows_have_left(instance, shop, capfd):
     assert not result.success
     assert '"note 100"' in capfd.readouterr().out
     assert status(instance) == ["FAILED"]
+    red = evaluations(instance, result.run_id)[-1]
+    for said in (failure(result, "orders").user_failure_data.description, red.description):
+        assert "nothing was committed" in said
+        assert "published" not in said
 
 
 @pytest.mark.filterwarnings("ignore:Parameter `execution_type`")

@@ -154,7 +154,7 @@ def test_the_message_says_all_that_failed() -> None:
     assert str(caught.value) == (
         "export 'x': quality: accepted_values of name: expected one of 'a', found 1 of 2 rows with another value "
         "(id=1, name='b'); unique of id: expected each key once, found 1 of 2 rows with a key that another one has "
-        "(id=1); nothing was published: correct the rows, or the gate"
+        "(id=1); nothing was committed: correct the rows, or the gate"
     )
 
 
