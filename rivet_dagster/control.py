@@ -230,10 +230,11 @@ class SideRecord:
         return running
 
     def _rewrite(self) -> None:
-        self._running = replace(self._running, heartbeat=(self._running.heartbeat or 0) + 1)
         expect = self._version
-        if expect is None:
+        # Once the attempt is lost, the version that is known is its taker's.
+        if expect is None or self._lost:
             return
+        self._running = replace(self._running, heartbeat=(self._running.heartbeat or 0) + 1)
         version = swap(self._destination, self._key, serialise(self._running), expect=expect)
         if version is not None:
             self._version = version
@@ -244,9 +245,8 @@ class SideRecord:
     def _beat(self) -> None:
         while not self._stop.wait(min(1.0, self._at_least_every / 4)):
             with self._lock:
-                if self._lost or time.monotonic() - self._written_at < self._at_least_every / 2:
-                    continue
-                self._rewrite_if_possible()
+                if time.monotonic() - self._written_at >= self._at_least_every / 2:
+                    self._rewrite_if_possible()
 
     def _rewrite_if_possible(self) -> None:
         # A missed heartbeat is no reason to stop: whether this attempt still owns its record is asked in `own`.

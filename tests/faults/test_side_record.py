@@ -10,9 +10,10 @@ import pytest
 
 from rivet_dagster.contract import ABSENT
 from rivet_dagster.control import SideRecord, swap
-from rivet_dagster.errors import CommitConflict, CommitUnknown, NoAnswer
-from rivet_dagster.manifest import Manifest, Part, Status
-from tests.faults.kit import LOG, PREFIX, FaultyStore, Trouble, is_side
+from rivet_dagster.errors import CommitConflict, CommitUnknown, ContractError, NoAnswer
+from rivet_dagster.layout import Prefix
+from rivet_dagster.manifest import Dataset, Manifest, Part, Status
+from tests.faults.kit import LOG, PREFIX, FaultyStore, Rows, Trouble, export, is_side
 
 TOKEN = "run-1-00000000-abcdef01"
 PART = Part(part_id=1, path="data/part-x-00001.csv", rows=1, size_bytes=1, content_fingerprint="xxh3:0", content_md5="")
@@ -124,12 +125,27 @@ def test_a_record_that_was_taken_over_is_noticed_at_the_next_part(store, raw):
         .replace(b'"heartbeat"', b'"taken_over_by":"other","heartbeat"')
     )
     swap(store, key, taken, expect=store.head(key).version)
-    with pytest.raises(CommitConflict, match="taken over by other"):
-        ours.add([PART])
+    for _ in range(2):
+        # Again, since by now the version that is there is the taker's, and known.
+        with pytest.raises(CommitConflict, match="taken over by other"):
+            ours.add([PART])
+        assert raw()[key] == taken
     assert not ours.fail()
     with pytest.raises(CommitConflict, match="taken over by other"):
         ours.own(b"final")
     assert raw()[key] == taken
+
+
+def test_the_heartbeat_ends_with_the_attempt_however_that_ends(store):
+    def fails():
+        raise ContractError("the gate")
+
+    prefix = Prefix("ended/")
+    export(store, Rows([b"old"], dataset=Dataset.APPEND), run_id="run-0", prefix=prefix)
+    assert export(store, Rows([], dataset=Dataset.APPEND), run_id="run-1", prefix=prefix).unchanged
+    with pytest.raises(ContractError):
+        export(store, Rows([b"new"], gates=[fails]), run_id="run-2", prefix=prefix)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("heartbeat ended/")]
 
 
 def test_own_without_an_answer_is_unknown(store):
