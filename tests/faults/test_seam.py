@@ -8,6 +8,7 @@ import re
 import threading
 from dataclasses import replace
 from datetime import timedelta
+from itertools import count
 
 import pytest
 
@@ -42,6 +43,7 @@ from tests.faults.kit import (
     manifest_of,
     read_as_a_reader,
 )
+from tests.harnesses import LocalHarness
 
 OLD = [b"old-1", b"old-2"]
 NEW = [b"new-1", b"new-2", b"new-3"]
@@ -527,6 +529,23 @@ def test_a_marker_of_a_rejected_run_that_lands_late_is_written_over(store, raw):
     assert read_as_a_reader(raw()) == [b"third"]
     export(store, Rows([b"fourth"]), run_id="run-3")
     assert litter(raw()) == []
+
+
+def test_a_marker_that_keeps_changing_is_not_reported_as_ours(tmp_path):
+    """At one destination: it is read some two hundred times."""
+    place, numbers = LocalHarness(tmp_path), count()
+    store = place.fresh()
+
+    def meddle(operation, key):
+        if operation == "write" and is_marker(key):
+            body = b"xxh3:%016x\n" % next(numbers)
+            store.write(key, body, md5=md5_of(body), expect=ANY)
+
+    with pytest.raises(CommitUnknown, match="kept changing"):
+        export(FaultyStore(store, before=meddle), Rows(NEW))
+    assert next(numbers) == 5
+    export(store, Rows([], skip_empty=True), run_id="run-2")
+    assert read_as_a_reader(place.raw()) == NEW
 
 
 def test_an_error_while_looking_at_parts_is_not_a_missing_part(store, raw):

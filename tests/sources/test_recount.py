@@ -174,6 +174,9 @@ def test_what_the_delivery_was_not_made_of_is_not_compared(lite: Sqlite, tmp_pat
     ):
         found = events.again(other, manifest)
         assert (found.rows, said in found.counted) == (None, True), found
+    of_a_day = events.deliver(Export(name="days", table="events", partition_by=BY_TIME), YESTERDAY)
+    found = events.again(Export(name="days", table="events"), of_a_day)
+    assert (found.rows, found.counted) == (None, "the delivery is of a window, and the export has none now")
     theirs = replace(manifest, content=None, source={"extraction": {"strategy": "chunked"}})
     assert events.again(export, theirs).rows == 10
     theirs = replace(manifest, content=None, source={"extraction": {"strategy": "incremental"}})
