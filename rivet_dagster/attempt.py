@@ -140,10 +140,10 @@ class ExportReceipt:
         export_name: the asset key's segments joined by "/".
         capabilities: of the destination.
         uri: of the prefix.
-        manifest: the one that describes the prefix after this run; `None` for a streaming destination, and for a
-            retry whose delivery was superseded and removed meanwhile.
+        manifest: the one that describes the prefix after this run; `None` for a streaming destination.
         fingerprint: of its exact bytes, equal to the marker; `None` for a streaming destination.
-        parts: what this run added; empty when it found its work done, or nothing to do.
+        parts: what this run added, also before it found its work done; where that was replaced meanwhile, those of
+            `manifest`. Empty where there was nothing to do.
         row_count: of `parts`, or of the stream.
         size_bytes: of `parts`, or of the stream.
         window: of this run, where its mode has one.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from rivet_dagster.attempt import Attempt, ExportReceipt, Extraction
 from rivet_dagster.contract import Destination, ObjectDestination
+from rivet_dagster.errors import ReadError
 from rivet_dagster.layout import Prefix
 from rivet_dagster.manifest import Manifest, Part
-from rivet_dagster.readback import Sight, read_record
+from rivet_dagster.readback import Sight, deliveries
 
 __all__ = ["already_committed", "receipt_for", "with_rows"]
 
@@ -54,16 +56,19 @@ def already_committed(
     found = next(ours, None)
     if found is None:
         return None
-    manifest: Manifest | None = committed
+    # What describes the dataset is the head's; what this run added is its own, as long as the dataset has it.
+    added, notes = committed, tuple[str, ...]()
     if found.run_id != committed.run_id:
-        copy = read_record(destination, prefix, found.run_id)
-        manifest = copy.manifest if copy else None
-    parts = manifest.parts if manifest else ()
+        with suppress(ReadError):
+            chain = deliveries(destination, prefix, committed)
+            added = next((m for m in chain if m.run_id == found.run_id), committed)
+        notes = (f"{found.run_id} was committed before, and {committed.run_id} after it",)
     return replace(
-        receipt_for(destination, attempt, prefix, manifest=manifest, fingerprint=found.fingerprint),
+        receipt_for(destination, attempt, prefix, manifest=committed, fingerprint=sight.committed_fingerprint),
         found=True,
-        parts=parts,
-        row_count=sum(p.rows for p in parts),
-        size_bytes=sum(p.size_bytes for p in parts),
-        window=manifest.content.window if manifest and manifest.content else None,
+        parts=added.parts,
+        row_count=added.row_count,
+        size_bytes=added.size_bytes,
+        window=added.content.window if added.content else None,
+        notes=notes,
     )

@@ -248,13 +248,19 @@ def test_a_reexecution_returns_what_its_parent_committed(store):
     assert not fresh.found
 
 
-def test_a_commit_that_was_superseded_meanwhile_is_still_found(store, raw):
+def test_a_commit_that_was_superseded_meanwhile_is_found_and_what_is_there_is_told(store, raw):
     first = export(store, Rows(NEW), run_id="run-1")
-    export(store, Rows(OLD), run_id="run-2")
+    second = export(store, Rows(OLD), run_id="run-2")
     again = export(store, Rows([b"other"]), run_id="run-1")
     assert again.found
-    assert again.fingerprint == first.fingerprint
+    told = (again.manifest, again.fingerprint, again.parts, again.row_count)
+    assert told == (second.manifest, second.fingerprint, second.parts, second.row_count)
+    assert first.manifest.run_id in " ".join(again.notes)
     assert read_as_a_reader(raw()) == OLD
+    third = export(store, Rows([b"added"], dataset=Dataset.APPEND), run_id="run-3")
+    before = export(store, Rows([b"other"]), run_id="run-2")
+    assert (before.manifest, before.fingerprint) == (third.manifest, third.fingerprint)
+    assert (before.parts, before.row_count) == (second.parts, second.row_count)
 
 
 def test_a_delivery_of_another_partition_is_not_ours(store):
