@@ -554,6 +554,20 @@ def test_a_marker_that_keeps_changing_is_not_reported_as_ours(tmp_path):
     assert read_as_a_reader(place.raw()) == NEW
 
 
+@pytest.mark.parametrize("answered", [True, False], ids=["it is none", "no answer"])
+def test_a_head_that_cannot_be_read_back_leaves_the_outcome_unknown(tmp_path, answered):
+    store = LocalHarness(tmp_path).fresh()
+
+    def meddle(operation, key):
+        if operation == "write" and is_marker(key):
+            store.write("orders/manifest.json", b"{", md5=md5_of(b"{"), expect=ANY)
+            watched.troubles = [] if answered else [Trouble("before", operation="read", times=99)]
+
+    watched = FaultyStore(store, before=meddle)
+    with pytest.raises(CommitUnknown, match="looking again failed"):
+        export(watched, Rows(NEW))
+
+
 def test_an_error_while_looking_at_parts_is_not_a_missing_part(store, raw):
     export(store, Rows(OLD), run_id="run-0")
     with pytest.raises(Killed):

@@ -186,8 +186,10 @@ def test_what_the_delivery_was_not_made_of_is_not_compared(lite: Sqlite, tmp_pat
     incremental = Export(name="events", table="events", mode=Incremental(cursor_column="id"))
     delivered = events.deliver(replace_name(incremental))
     assert delivered.content is not None
-    with pytest.raises(ContractError, match="expected a window over a cursor of kind 'integer'"):
-        events.again(replace_name(incremental), replace(delivered, content=replace(delivered.content, window=wrong)))
+    for window in (wrong, {}):
+        broken = replace(delivered, content=replace(delivered.content, window=window))
+        with pytest.raises(ContractError, match="expected a window over a cursor of kind 'integer'"):
+            events.again(replace_name(incremental), broken)
 
 
 def replace_name(export: Export) -> Export:
