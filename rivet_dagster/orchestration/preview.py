@@ -173,7 +173,7 @@ class _Plan:
         shown.source = f"{self._source}: {source.engine} database {source.database!r}"
         handle = ExportHandle(export=_impatient(self._export), database=database)
         if (by := self._dataset.partitions_def) is not None:
-            shown.partition = partition or self._newest(by)
+            shown.partition = self._partition(by, partition)
             handle = replace(handle, partitions=partitions_of(by, [shown.partition])).of(shown.partition)
         output = io_manager.settings.over(self._dataset.metadata).output(self._export)
         prefix = io_manager.prefix_of(self._dataset.key, shown.partition)
@@ -202,11 +202,20 @@ class _Plan:
             each = head.manifest.size_bytes / head.manifest.row_count
             shown.bytes_estimate = round(each * shown.rows_estimate)
 
-    def _newest(self, by: dg.PartitionsDefinition[Any]) -> str:
-        known = by.get_partition_keys(dynamic_partitions_store=self._instance)
+    def _partition(self, by: dg.PartitionsDefinition[Any], asked: str | None) -> str:
+        """The one that was asked for, else the newest."""
+        name, instance = self._dataset.name, self._instance
+        if instance is None and isinstance(by, dg.DynamicPartitionsDefinition):
+            if asked is not None:
+                return asked
+            msg = f"{name}: expected an instance of Dagster, which knows the dynamic partitions, found none"
+            raise ConfigError(f"{msg}: set DAGSTER_HOME, or name a partition")
+        known = by.get_partition_keys(dynamic_partitions_store=instance)
         if not known:
-            raise ConfigError(f"{self._dataset.name}: there is no partition yet")
-        return str(known[-1])
+            raise ConfigError(f"{name}: there is no partition yet")
+        if asked is not None and asked not in known:
+            raise ConfigError(f"{name}: expected the key of a partition, such as {known[-1]!r}, found {asked!r}")
+        return asked or str(known[-1])
 
     def _remembered(self, partition: str | None) -> Any:
         if self._instance is None:

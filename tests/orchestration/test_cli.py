@@ -229,6 +229,9 @@ def test_a_plan_of_partitions_is_of_the_newest_unless_one_is_named(project: Proj
     assert newest["destination"].endswith("/events/partition%3Db/")
     (named,) = told("plan", "-f", project.file, "--partition", "a")["exports"]
     assert named["partition"] == "a"
+    (unknown,) = told("plan", "-f", project.file, "--partition", "c", code=1)["exports"]
+    assert unknown["error"] == "events: expected the key of a partition, such as 'b', found 'c'"
+    assert (unknown["delivery"], unknown["partition"]) == (None, None)
 
 
 def test_a_plan_carries_every_finding(project: Project) -> None:
