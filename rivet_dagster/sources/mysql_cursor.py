@@ -113,11 +113,7 @@ def value_literal(value: Any) -> str:
 def window_text(query: Query, window: Window, text: str) -> str:
     """A query's statement, restricted to a window."""
     term = term_sql(window.cursor.term, backquoted)
-    found = windowed(query, text, term, value_literal)
-    if window.is_one_value and isinstance(window.low, str):
-        # A collation may call other texts equal, too.
-        found += f" AND CAST(CONVERT({term} USING utf8mb4) AS BINARY) = x'{window.low.encode().hex()}'"
-    return found
+    return windowed(query, text, term, value_literal, exact="CAST(CONVERT({0} USING utf8mb4) AS BINARY)")
 
 
 def note(query: Query, cursor: Cursor, text: str, asked: Settling, rows: Rows) -> Noted:

@@ -194,7 +194,7 @@ def _within(session: PostgresSession, query: Query, text: str) -> str:
     if query.window is not None:
         check_server(query, session.rows)
         cursor = query.window.cursor
-        return windowed(query, text, term_sql(cursor.term), value_literal(cursor))
+        return windowed(query, text, term_sql(cursor.term), value_literal(cursor), exact='{0} COLLATE pg_catalog."C"')
     if query.within is None:
         return text
     if query.within.key.storage:

@@ -290,6 +290,7 @@ def _restricted(query: Query, fetch: Fetch) -> tuple[str, tuple[Any, ...]]:
         checked_key(relation, query.within.key.columns, query)
         condition, parameters = range_condition(relation, query.within, alias="r")
         text = f"{text} AS r WHERE {condition}" if condition else text
-    if query.window is not None:
-        text = windowed(query, text, term_sql(query.window.cursor.term), value_literal(query.window.cursor))
+    if (window := query.window) is not None:
+        term, literal = term_sql(window.cursor.term), value_literal(window.cursor)
+        text = windowed(query, text, term, literal, exact="CAST({0} AS BLOB)")
     return text, parameters

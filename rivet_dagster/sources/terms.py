@@ -38,11 +38,24 @@ def relation_text(query: Query, text: str) -> str:
     return f"(\n{text}\n) AS r"
 
 
-def windowed(query: Query, text: str, term: str, literal: Callable[[Any], str]) -> str:
-    """The query's statement, restricted to its window, where it has one."""
-    if query.window is None:
+def windowed(query: Query, text: str, term: str, literal: Callable[[Any], str], *, exact: str) -> str:
+    """The query's statement, restricted to its window, where it has one.
+
+    Args:
+        query: with its window.
+        text: its statement.
+        term: SQL of the window's cursor.
+        literal: writes a value in the database's own type.
+        exact: makes of the SQL of a text, `{0}`, what is equal for equal texts alone.
+    """
+    window = query.window
+    if window is None:
         return text
-    return f"SELECT * FROM {relation_text(query, text)} WHERE {condition(query.window, term, literal)}"
+    found = f"SELECT * FROM {relation_text(query, text)} WHERE {condition(window, term, literal)}"
+    if window.is_one_value and window.cursor.kind == "text":
+        # A collation may call other texts equal, too.
+        found += f" AND {exact.format(term)} = {exact.format(literal(window.low))}"
+    return found
 
 
 def condition(window: Window, term: str, literal: Callable[[Any], str]) -> str:

@@ -14,7 +14,7 @@ import pytest
 from rivet_dagster.errors import ConfigError, RivetError
 from rivet_dagster.exports.modes import TimeWindow
 from rivet_dagster.exports.partitions import Partition, PartitionBy
-from tests.sources.databases import Database
+from tests.sources.databases import Database, Postgres
 from tests.sources.snapshots import Snapshots
 
 HOUR = timedelta(hours=1)
@@ -158,6 +158,23 @@ def test_a_partition_of_a_name_has_the_rows_that_are_exactly_it(database: Databa
     assert events.ids("EU!") == [1, 2]
     assert events.manifest("EU!")["window"]["column"].startswith("expression:xxh3:")
     assert "upper" not in str(events.manifest("EU!"))
+
+
+def test_texts_that_an_expression_calls_equal_are_in_partitions_of_their_own(
+    database: Database, tmp_path: Path
+) -> None:
+    if isinstance(database, Postgres):
+        if not database.row("SELECT count(*) FROM pg_collation WHERE collprovider = 'i'")[0]:
+            pytest.skip("this server is built without ICU")
+        database.execute("CREATE COLLATION nocase (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    collation = "utf8mb4_general_ci" if database.kind == "mysql" else "nocase"
+    fill(database, f"varchar(20) COLLATE {collation}", "'EU'", "'eu'", "'EU'")
+    by = PartitionBy(expression="seen")
+    for n, relation in enumerate(({"table": "events"}, {"query": "SELECT * FROM events"})):
+        events = Snapshots(database.url, tmp_path / str(n), relation=relation)
+        for key, ids in (("EU", [1, 3]), ("eu", [2])):
+            events.run(Partition(key=key), partition_by=by)
+            assert events.ids(key) == ids
 
 
 def test_a_query_is_divided_too_and_numbers_are_names(database: Database, tmp_path: Path) -> None:
