@@ -56,9 +56,14 @@ _LITERALS: dict[CursorKind, str] = {
     "uuid": "uuid",
 }
 _DECLARED = """
-SELECT format_type(a.atttypid, a.atttypmod) AS declared FROM pg_attribute a
+SELECT format_type(b.oid, CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END) AS declared,
+       c.relkind = 'v' AS made
+FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_type t ON t.oid = a.atttypid
+     JOIN pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
 WHERE a.attrelid = to_regclass({relation}) AND a.attname = {column}
 """
+# Of what a view or a query makes nothing says whether it is of a timestamp(0), which has whole seconds alone.
+_MADE = timedelta(seconds=1)
 
 _LEADS_AN_INDEX = """
 SELECT i.indexrelid FROM pg_index i JOIN pg_class n ON n.oid = i.indexrelid JOIN pg_am m ON m.oid = n.relam
@@ -89,7 +94,7 @@ def cursor_of(query: Query, term: CursorTerm, rows: Rows, describe: Callable[[st
         field = describe(f"SELECT {term_sql(term)} AS c FROM {relation_text(query, text)}").field(0)
         metadata: dict[bytes, bytes] = field.metadata or {}
         name = metadata.get(b"POSTGRESQL:type", b"").decode() or str(field.type)
-        return Cursor(term=term, kind=_kind(query, term, name), type_name=name)
+        return Cursor(term=term, kind=_kind(query, term, name), type_name=name, resolution=_MADE)
     relation = relation_of(query, rows)
     column = relation.columns.get(term.column)
     if column is None:
@@ -120,7 +125,9 @@ def _resolution(query: Query, term: CursorTerm, rows: Rows) -> timedelta:
     relation = relation_literal(query)
     found = rows(_DECLARED.format(relation=relation, column=text_literal(str(term.column))))
     digits = re.search(r"\((\d)\)", found[0]["declared"]) if found else None
-    return timedelta(microseconds=10 ** (6 - int(digits.group(1)))) if digits else timedelta(microseconds=1)
+    if digits:
+        return timedelta(microseconds=10 ** (6 - int(digits.group(1))))
+    return _MADE if found and found[0]["made"] else timedelta(microseconds=1)
 
 
 def value_literal(cursor: Cursor) -> Callable[[Any], str]:
