@@ -2,16 +2,19 @@
 
 With its default server (the one that hides truncated uploads) LocalStack takes the port of GATEWAY_LISTEN and drops
 the address, which would open the store to the network. It also compares and completes in two steps, so that of several
-conditional completions at once more than one can win; S3 lets one win.
+conditional completions at once more than one can win; S3 lets one win. And all LocalStacks of a machine have one
+directory for their buckets, where one removes those of another that have the same name.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import runpy
 import threading
 from typing import Any
 
+from localstack.services.s3 import provider
 from localstack.services.s3.provider import S3Provider
 from twisted.internet import endpoints
 
@@ -34,5 +37,6 @@ def complete_alone(*args: Any, **kwargs: Any) -> Any:
 
 
 S3Provider.complete_multipart_upload = complete_alone
+provider.DEFAULT_S3_TMP_DIR = f"{os.environ['FILESYSTEM_ROOT']}/buckets"
 endpoints.TCP4ServerEndpoint = LoopbackEndpoint
 runpy.run_module("localstack.runtime.main", run_name="__main__")

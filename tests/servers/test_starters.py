@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import secrets
 from contextlib import closing, suppress
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
@@ -61,10 +63,13 @@ def test_a_server_is_ended_when_the_test_fails(starter):
 
 @pytest.mark.parametrize("starter", [moto, localstack])
 def test_s3_keeps_objects(starter):
+    bucket = f"lake-{secrets.token_hex(4)}"
     with require(starter) as server, closing(server.client()) as client:
-        client.create_bucket(Bucket="lake")
-        client.put_object(Bucket="lake", Key="a/b", Body=b"rows")
-        assert client.get_object(Bucket="lake", Key="a/b")["Body"].read() == b"rows"
+        client.create_bucket(Bucket=bucket)
+        client.put_object(Bucket=bucket, Key="a/b", Body=b"rows")
+        assert client.get_object(Bucket=bucket, Key="a/b")["Body"].read() == b"rows"
+        # Servers that share a directory remove each other's buckets of one name.
+        assert not [*Path("/tmp").glob(f"localstack*/{bucket}")]
 
 
 def test_localstack_refuses_a_digest_that_does_not_match():
