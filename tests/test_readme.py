@@ -453,7 +453,13 @@ def test_the_rules_of_planning_and_their_levels_are_those_of_the_code() -> None:
     said = {_names(row["rule"])[0]: row["level"] for row in _table(_section("Planning"), "rule")}
     source = "".join(p.read_text() for p in (ROOT / "rivet_dagster").rglob("*.py"))
     in_code = {rule: Level[level].value for level, rule in re.findall(r'level=Level\.(\w+),\s+rule="([\w-]+)"', source)}
-    assert said == in_code
+    of_formats = {
+        f"{kind}{rule}": Level[level].value
+        for level, rule in re.findall(r'level=Level\.(\w+),\s+rule=f"\{format.kind\}([\w-]+)"', source)
+        for kind in ("csv", "parquet")
+    }
+    assert of_formats
+    assert said == in_code | of_formats
 
 
 def test_what_a_definition_shows_is_named(snippet: Any) -> None:
