@@ -35,6 +35,8 @@ _LITERALS: dict[CursorKind, str] = {
     "uuid": "UUID",
 }
 _RESOLUTIONS = {"TIMESTAMP_S": timedelta(seconds=1), "TIMESTAMP_MS": timedelta(milliseconds=1)}
+# Of what a view or a query makes nothing says whether it is of a TIMESTAMP_S.
+_MADE = timedelta(seconds=1)
 
 
 def cursor_of(query: Query, term: CursorTerm, rows: Rows, types: Callable[[str], dict[str, str]]) -> Cursor:
@@ -50,7 +52,7 @@ def cursor_of(query: Query, term: CursorTerm, rows: Rows, types: Callable[[str],
         ConfigError: it is no column, or of a type that no window can be over.
     """
     text = query_text(query, most=3, fold=False)
-    unique, nullable, finds_nulls = False, True, False
+    unique, nullable, finds_nulls, finest = False, True, False, _MADE
     if query.table is not None and term.column is not None:
         relation = relation_of(query, rows)
         # Names that differ in case only are one name to DuckDB.
@@ -64,6 +66,7 @@ def cursor_of(query: Query, term: CursorTerm, rows: Rows, types: Callable[[str],
         unique = relation.is_unique(column.name)
         # A column is stored by itself, and each piece of it says whether it has any.
         finds_nulls = relation.obstacle is None
+        finest = timedelta(microseconds=1) if relation.obstacle is None else _MADE
     else:
         if term.column is not None and term.column not in (known := types(text)):
             raise no_column(query, term.column, known)
@@ -74,7 +77,7 @@ def cursor_of(query: Query, term: CursorTerm, rows: Rows, types: Callable[[str],
         term=term,
         kind=_KINDS[kind_name],
         type_name=kind_name,
-        resolution=_RESOLUTIONS.get(kind_name, timedelta(microseconds=1)),
+        resolution=_RESOLUTIONS.get(kind_name, finest),
         unique=unique,
         nullable=nullable,
         finds_nulls=finds_nulls,

@@ -81,6 +81,7 @@ def test_duckdb(duck: DuckDB) -> None:
         "CREATE TABLE kinds (i ubigint PRIMARY KEY, h hugeint, d date, t timestamp, s timestamp_s, ms timestamp_ms, "
         "ns timestamp_ns, z timestamptz, u uuid UNIQUE, x varchar, f double)"
     )
+    assert said(duck, expression="s::timestamp")[:3] == ("naive", "TIMESTAMP", SECOND)
     assert said(duck, column="I") == ("integer", "UBIGINT", MICROSECOND, True, False)
     assert said(duck, column="d")[0] == "date"
     assert said(duck, column="t") == ("naive", "TIMESTAMP", MICROSECOND, False, True)
