@@ -101,9 +101,8 @@ def encode(
             encoding = encoding or _encoding(group, output)
             part = part or _OpenPart(stage(), encoding)
             part.write(group)
-            # Not while the next one is gathered, too; nor what the allocator keeps of what other threads have made.
+            # Not while the next one is gathered, too.
             del group
-            pa.default_memory_pool().release_unused()
             if output.max_file_size is not None and part.is_full(output.max_file_size):
                 done, part = part.finish(), None
                 yield done
