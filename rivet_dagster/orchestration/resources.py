@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import dagster as dg
-from pydantic import ConfigDict, Field, PrivateAttr
+from pydantic import ConfigDict, Field, PrivateAttr, ValidatorFunctionWrapHandler, field_validator
 from typing_extensions import Self
 
 from rivet_dagster.errors import ConfigError
@@ -18,6 +18,8 @@ from rivet_dagster.sources.session_settings import SessionSettings
 __all__ = ["DatabaseResource"]
 
 _BATCH_ROWS = 65_536
+# A number that has no value yet is 0 to whoever compares it.
+_INT_OF_THE_ENVIRONMENT = type(dg.EnvVar.int(""))
 # Not of each resource: Dagster copies them.
 _ASKING = threading.Lock()
 
@@ -80,6 +82,11 @@ class DatabaseResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Look at the names before pydantic does, which does not say what may be meant."""
         refuse_unknown(cls, given)
         return super().__new__(cls)
+
+    @field_validator("max_rows_per_second", mode="wrap")
+    @classmethod
+    def _known_later(cls, value: Any, judged: ValidatorFunctionWrapHandler) -> Any:
+        return value if isinstance(value, _INT_OF_THE_ENVIRONMENT) else judged(value)
 
     def source(self) -> Source:
         """The database to read from, the same for all who ask; nothing is connected before the first query.

@@ -75,6 +75,18 @@ def test_what_comes_from_the_environment_is_judged_when_it_is_there(
     assert re.search(r"lock_timeout=….*found 'soon'", failed.user_failure_data.description)
 
 
+def test_a_number_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = rd.DatabaseResource(url=URL, max_rows_per_second=dg.EnvVar.int("SHOP_PACE"))
+    definitions(shop)
+    monkeypatch.setenv("SHOP_PACE", "7")
+    with dg.build_resources({"shop": shop}) as found:
+        assert found.shop.max_rows_per_second == 7
+    monkeypatch.setenv("SHOP_PACE", "0")
+    with pytest.raises(dg.DagsterError) as refused, dg.build_resources({"shop": shop}):
+        pass
+    assert "max_rows_per_second" in str(refused.value.__cause__)
+
+
 def definitions(source: rd.DatabaseResource, export: str = "orders", **more: Any) -> dg.Definitions:
     return rd.build_export_definitions(
         [rd.Export(name=export, table="orders")], source=source, destination=rd.LocalIOManager(path="lake"), **more
