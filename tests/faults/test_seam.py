@@ -25,7 +25,7 @@ from rivet_dagster.errors import (
     ReadError,
 )
 from rivet_dagster.layout import Prefix
-from rivet_dagster.manifest import Dataset, Manifest, Status
+from rivet_dagster.manifest import Dataset, Manifest, Status, fingerprint, marker_body
 from rivet_dagster.readback import look, read_record
 from rivet_dagster.wire import parse, serialise
 from tests.faults.kit import (
@@ -646,6 +646,27 @@ def test_only_what_our_manifests_name_is_ever_removed(store, raw):
         export(store, Rows([b"%d" % n]), run_id=f"run-{n}")
     objects = raw()
     assert {k: objects[k] for k in strange} == strange
+
+
+@pytest.mark.parametrize("by", ["another tool", "somebody"])
+def test_what_others_wrote_or_changed_is_superseded_and_not_removed(tmp_path, by):
+    place = LocalHarness(tmp_path)
+    store = place.fresh()
+    name = f"orders/manifest-{manifest_of(export(store, Rows(OLD), run_id='run-0')).run_id}.json"
+    found = json.loads(place.raw()[name])
+    if by == "another tool":
+        for ours in ("identity", "columns", "dataset", "ancestors", "sequence", "dagster", "data_version"):
+            found.pop(ours, None)
+        body = json.dumps(found).encode()
+        for key, written in (("orders/manifest.json", body), ("orders/_SUCCESS", marker_body(fingerprint(body)))):
+            store.write(key, written, md5=md5_of(written), expect=ANY)
+    else:
+        export(store, Rows([b"more"]), run_id="run-1", settings=CommitSettings(retain=1))
+        body = json.dumps(found).encode()
+    store.write(name, body, md5=md5_of(body), expect=ANY)
+    export(store, Rows(NEW), run_id="run-2")
+    assert read_as_a_reader(place.raw()) == NEW
+    assert litter(place.raw()) == [f"orders/{part['path']}" for part in found["parts"]] + [name]
 
 
 def test_the_prefix_of_another_export_is_refused(store, raw):
