@@ -52,7 +52,9 @@ def _lost(name: str) -> str:
     """Whether any value has more question marks, or replacement characters, once it is UTF-8."""
     column = "`" + name.replace("`", "``") + "`"
     utf8 = f"CONVERT({column} USING utf8mb4)"
+    # Without an empty text, which is NULL in some modes of MariaDB.
     return (
-        f"MAX(CHAR_LENGTH(REPLACE({utf8}, '?', '')) <> CHAR_LENGTH(REPLACE({column}, '?', '')) "
+        f"MAX(CHAR_LENGTH({utf8}) <> CHAR_LENGTH({column}) "
+        f"OR CHAR_LENGTH(REPLACE({utf8}, '?', '??')) <> CHAR_LENGTH(REPLACE({column}, '?', '??')) "
         f"OR LOCATE(CONVERT({_REPLACEMENT} USING utf8mb4), {utf8}) > 0)"
     )

@@ -362,6 +362,20 @@ def test_characters_without_a_form_in_utf_8_are_refused_and_never_a_question_mar
     ]
 
 
+def test_no_mode_of_the_server_hides_characters_that_are_lost(maria: MySQL) -> None:
+    maria.execute(
+        "CREATE TABLE t (y varchar(9) character set cp1251)", "INSERT INTO t VALUES (_cp1251 0x98), ('?'), ('')"
+    )
+    try:
+        for mode in ("ORACLE", "EMPTY_STRING_IS_NULL"):
+            maria.execute(f"SET GLOBAL sql_mode = '{mode}'")
+            with pytest.raises(SourceError, match=r"'y'.*UTF-8"):
+                maria.open(table="t")
+            assert maria.read(sql="SELECT y FROM t WHERE y < 'a' AND y <> _cp1251 0x98").rows == [{"y": "?"}, {"y": ""}]
+    finally:
+        maria.execute("SET GLOBAL sql_mode = DEFAULT")
+
+
 @pytest.mark.parametrize(
     ("letters", "text"),
     [
