@@ -187,7 +187,7 @@ def export_asset(
         # The rows are read, judged and committed before this goes on.
         yield dg.Output(value)
         if checks:
-            verdicts = handle.verdicts if isinstance(value, ExportHandle) else None
+            verdicts = value.verdicts if isinstance(value, ExportHandle) and value.judged else None
             if not context.has_partition_key:
                 report_of_each(context, {k: result_of(spec.key, of_partition(verdicts, k)) for k in partitions})
             yield result_of(spec.key, verdicts)

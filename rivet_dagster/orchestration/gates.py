@@ -73,7 +73,7 @@ def result_of(key: dg.AssetKey, verdicts: Verdicts | None) -> dg.AssetCheckResul
 
     Args:
         key: of the asset.
-        verdicts: empty where an earlier attempt of the run had committed; `None` where a step gave rows of its own.
+        verdicts: empty where an earlier attempt of the run had committed; `None` where a step gave rows without gates.
     """
     if not verdicts:
         judged = verdicts is not None
@@ -83,7 +83,7 @@ def result_of(key: dg.AssetKey, verdicts: Verdicts | None) -> dg.AssetCheckResul
             check_name=CHECK,
             passed=judged,
             severity=dg.AssetCheckSeverity.WARN,
-            description=before if judged else "the step gave rows of its own, which no gate has judged",
+            description=before if judged else "the step gave rows that no gate has judged",
         )
     found = [(partition, f) for partition, v in verdicts.items() for f in v.findings]
     failed = [(partition, f) for partition, f in found if not f.passed]

@@ -33,6 +33,11 @@ class ExportHandle:
     partition: Partition | None = None
     verdicts: dict[str | None, Verdict] = field(default_factory=dict, compare=False)
 
+    @property
+    def judged(self) -> bool:
+        """Whether there are gates for its rows; who changes an export may leave them out."""
+        return self.export.quality is not None
+
     def of(self, key: str) -> ExportHandle:
         """One partition of the run."""
         return replace(self, partition=self.partitions[key])

@@ -121,7 +121,7 @@ class Outlet:
     def deliver(self, asked: Asked, value: Any) -> Outcome:
         """Commit a value, each partition on its own; what fails is in the outcome, but for errors of no known kind."""
         verdicts: dict[str | None, Verdict] = {}
-        gated = isinstance(value, ExportHandle)
+        gated = isinstance(value, ExportHandle) and value.judged
         outcome = Outcome(attempt=asked.facts.attempt, uri=self.kind, verdicts=verdicts if gated else None)
         try:
             announce(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sqlite3
 from collections.abc import Mapping
@@ -246,6 +247,27 @@ def test_a_range_of_partitions_fails_for_the_one_that_is_bad(instance, lake, sho
         ("de", True, 1),
         ("fr", True, 1),
     ]
+
+
+class Changed(rd.ExportsComponent):
+    """Its step exports something else, and leaves the gates out."""
+
+    def execute(self, context: dg.AssetExecutionContext, export: Any) -> Any:
+        return dataclasses.replace(export, export=rd.Export(name="orders", query="select 7 as seven"))
+
+
+@pytest.mark.parametrize("bundle", [False, True])
+def test_rows_that_no_gate_has_judged_do_not_pass(instance, lake, shop_file, bundle):
+    changed = Changed(
+        source=rd.DatabaseResource(url=f"sqlite:///{shop_file}"),
+        destination={"type": "local", "path": str(lake)},
+        exports=[{"name": "orders", "table": "orders", "quality": {"row_count_min": 1}}],
+        bundle=bundle,
+    )
+    job = dg.component_defs(component=changed).resolve_job_def("exports")
+    found = {e.check_name: e for e in job.execute_in_process(instance=instance).get_asset_check_evaluations()}
+    assert (found["quality"].passed, found["manifest"].passed) == (False, True)
+    assert "no gate has judged" in found["quality"].description
 
 
 def test_a_stream_fails_though_its_rows_have_left(instance, shop, capfd):
