@@ -47,9 +47,8 @@ class ReadAhead:
 
     def run(self) -> bool:
         """Open and read, as fast as batches are taken; True once all are read. What fails, `batches` raises."""
-        with self._lock:
-            if self._closed:
-                return False
+        if self._closed:
+            return False
         error: BaseException | None = None
         try:
             return self._read()
@@ -61,8 +60,11 @@ class ReadAhead:
 
     def start(self) -> None:
         """`run` in a thread of its own."""
-        self._thread = threading.Thread(target=self.run, name="read-ahead", daemon=True)
-        self._thread.start()
+        with self._lock:
+            # Whoever closes this finds no thread, or one that can be waited for.
+            if not self._closed:
+                self._thread = threading.Thread(target=self.run, name="read-ahead", daemon=True)
+                self._thread.start()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Take what is read, in order.
@@ -76,12 +78,12 @@ class ReadAhead:
         """Stop reading and free the connection; waits for a thread of its own, not much longer than that takes."""
         with self._lock:
             self._closed = True
-            stream = self._stream
+            stream, thread = self._stream, self._thread
         self._queue.close()
         if stream is not None:
             stream.close()
-        if self._thread is not None:
-            self._thread.join(_END_S)
+        if thread is not None:
+            thread.join(_END_S)
 
     def _read(self) -> bool:
         stream = self._stream or self._open()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -292,6 +293,30 @@ class TestAWholeTable:
         assert "closed" in str(found[0])
         assert (len(table.opened), table.still_open) == (1, 0)
 
+    def test_who_closes_it_while_it_begins_again_closes_that_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reading, "_PAUSE", lambda _state: 0)
+        begun: list[threading.Thread] = []
+
+        def begin(*given: Any, **more: Any) -> read_ahead.ReadAhead:
+            begun.append(threading.Thread(target=planned.close, daemon=True) if begun else threading.current_thread())
+            if len(begun) == 2:
+                begun[1].start()
+                begun[1].join(0.2)
+            return read_ahead.ReadAhead(*given, **more)
+
+        def fail_or_wait(_low: Any, _n: int) -> None:
+            if len(begun) == 1:
+                raise SourceError("cut", transient=True)
+            within(60, lambda: table.still_open == 0)
+
+        monkeypatch.setattr(reading, "ReadAhead", begin)
+        table = Table(range(10), before_batch=fail_or_wait)
+        planned = whole(table)
+        with pytest.raises(SourceError, match="closed"):
+            list(planned.parts(Shelf().stage))
+        begun[1].join(60)
+        assert table.still_open == 0
+
     @settings(max_examples=30)
     @given(taken=st.integers(0, 5), closes=st.integers(1, 3))
     def test_it_may_be_closed_at_any_time(self, taken: int, closes: int) -> None:
@@ -345,6 +370,22 @@ class TestAWholeTable:
         assert not over.wait(0.3)
         answers.set()
         assert over.wait(60)
+
+    def test_who_closes_it_as_it_starts_waits_for_its_thread_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Slow(threading.Thread):
+            def start(self) -> None:
+                closer.start()
+                closer.join(0.2)
+                super().start()
+
+        table = Table(range(10))
+        ahead = read_ahead.ReadAhead(lambda: table.open(Query(table="orders", casts={})), Pace(None), most=1)
+        closer = threading.Thread(target=ahead.close, daemon=True)
+        monkeypatch.setattr(read_ahead, "threading", SimpleNamespace(Thread=Slow, Lock=threading.Lock))
+        ahead.start()
+        closer.join(60)
+        assert table.still_open == 0
+        assert not [t for t in threading.enumerate() if t.name == "read-ahead"]
 
     def test_an_interrupt_of_the_reader_is_told_where_the_rows_are_taken(self) -> None:
         class Interrupted(BaseException):
