@@ -21,13 +21,21 @@ from rivet_dagster.exports import chunked, memory, reading
 from rivet_dagster.exports.chunked import RangesReading, ranges_between, ranges_of
 from rivet_dagster.exports.progress import Progress
 from rivet_dagster.exports.resume import recorded
-from rivet_dagster.rows import Key, KeyRange
+from rivet_dagster.rows import Key, KeyRange, Query
+from rivet_dagster.sources.ranges import sampled_row_bytes
 from tests.unit.encoded import Shelf, body, within
 from tests.unit.splittable import KEY, Table, plan
 
 
 def ids_of(part: EncodedPart) -> list[int]:
     return [int(line.split(b",")[0]) for line in body(part).splitlines()[1:]]
+
+
+def test_rows_are_sampled_from_a_stream_that_is_closed() -> None:
+    table = Table(range(5_000))
+    assert sampled_row_bytes(table.open(Query(table="orders", casts={}))) in range(16, 30)
+    assert sampled_row_bytes(Table([]).open(Query(table="orders", casts={}))) is None
+    assert table.still_open == 0
 
 
 def in_order(parts: list[EncodedPart]) -> list[EncodedPart]:

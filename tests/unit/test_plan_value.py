@@ -320,6 +320,10 @@ class TestDataFrames:
 
     def test_nanoseconds_of_objects_are_kept(self) -> None:
         at, long = pd.Timestamp("2024-02-29 12:00:00.123456789"), pd.Timedelta(1)
+        micro = pd.DataFrame(
+            {n: pd.Series([v], dtype=object) for n, v in (("at", at.floor("us")), ("for", long * 1e3))}
+        )
+        assert [str(f.type) for f in exported(micro).schema] == ["timestamp[us]", "duration[us]"]
         frame = pd.DataFrame(
             {
                 "at": pd.Series([at, dt.datetime(2024, 1, 1), None], dtype=object),

@@ -137,6 +137,26 @@ def test_bounds_that_do_not_come_back_exactly_are_no_reason_to_leave_a_range_out
     assert "types" not in recorded(KeyRange(key=key, low=(date(2024, 2, 29),), high=(datetime(2024, 2, 29),)))
 
 
+@pytest.mark.parametrize(("second", "whole"), [("m", 2), ("c", 0), ("x", 0)])
+def test_ranges_of_texts_that_follow_each_other_have_to_meet(second: str, whole: int) -> None:
+    """The order of texts is the database's: nothing else tells that two such ranges overlap."""
+    key = Key(columns=("k",))
+    planned = plan(Table([1]), consistency="statement")
+    parts = [
+        Part(
+            part_id=place,
+            path=f"data/part-{place}",
+            rows=1,
+            size_bytes=1,
+            content_fingerprint="",
+            key_range=recorded(KeyRange(key=key, low=low, high=high)),
+            resume={"order": [0, place, 0], "last": True},
+        )
+        for place, (low, high) in enumerate([(None, ("m",)), ((second,), ("z",))])
+    ]
+    assert len(Resume(planned.content, key).reusable(as_recorded(planned, parts)).ranges) == whole
+
+
 def test_only_the_last_part_of_a_range_ends_it() -> None:
     parts = sorted(export(Table(range(2_000)), rows_per_part=1_000, max_file_size="4kB"), key=lambda p: p.order)
     assert [p.last for p in parts if p.order[1] == 0].count(True) == 1
