@@ -68,21 +68,36 @@ def boundaries(query: Query, table: Table, key: Key, *, rows: int, run: Rows) ->
     """
     check_rows(rows)
     names = ", ".join(f"r.{backquoted(name)}" for name in key.columns)
+    sent = ", ".join(_sent(table, name) for name in key.columns)
     source = from_clause(query, table.indexes[key.columns])
     inside = divided(query, key)
     last = inside.low
     while True:
         condition = _range_condition(table, replace(inside, low=last))
         where = f" WHERE {condition}" if condition else ""
-        found = run(f"SELECT {names} FROM {source}{where} ORDER BY {names} LIMIT {rows}, 1")
+        found = run(f"SELECT {sent} FROM {source}{where} ORDER BY {names} LIMIT {rows}, 1")
         if not found:
             return
         last = tuple(_value(table, name, value) for name, value in zip(key.columns, found[0], strict=True))
         yield last
 
 
+def _sent(table: Table, name: str) -> str:
+    column = f"r.{backquoted(name)}"
+    # As text, bytes that are not ASCII would come as question marks, and the walk would begin again at those.
+    return f"CAST({column} AS BINARY)" if table.collations.get(name, ("",))[0] == "ascii" else column
+
+
 def _value(table: Table, name: str, value: Any) -> Any:
     column = table.relation.columns[name]
+    if isinstance(value, bytes) and column.type_name in TEXTS:
+        try:
+            value = value.decode("ascii")
+        except UnicodeDecodeError:
+            raise SourceError(
+                f"key column {name!r}: a value between two ranges is declared as ASCII and holds other bytes; correct "
+                "the text, or choose another key"
+            ) from None
     if column.type_name == "timestamp" and isinstance(value, datetime):
         value = value.replace(tzinfo=timezone.utc)
     try:

@@ -90,6 +90,22 @@ def test_each_kind_of_key_is_divided_exactly(maria: MySQL, kind: str) -> None:
     assert {value for ((value,),) in found} == set(values)
 
 
+def test_text_that_is_no_ascii_bounds_no_range(maria: MySQL) -> None:
+    """It is sent as a question mark, from which the walk would begin again, and again."""
+    maria.execute("CREATE TABLE t (s varchar(20) CHARACTER SET ascii NOT NULL PRIMARY KEY)")
+    maria.execute("INSERT INTO t VALUES ('a'), ('B'), ('?'), (''), ('z')")
+    with run(maria) as snapshot:
+        bounds = snapshot.boundaries(query_of(), key_of("s"), rows=1)
+        assert list(bounds) == [("?",), ("a",), ("B",), ("z",)]
+    maria.execute("INSERT INTO t VALUES (_ascii 0xE9), (_ascii 0x61E9)", sql_mode="")
+    with (
+        run(maria) as snapshot,
+        pytest.raises(SourceError, match=r"'s': a value between two ranges .* ASCII and holds other bytes") as raised,
+    ):
+        list(zip(range(9), snapshot.boundaries(query_of(), key_of("s"), rows=1), strict=False))
+    assert not raised.value.transient
+
+
 def test_an_instant_is_the_same_whatever_zone_the_server_is_in(maria: MySQL) -> None:
     maria.execute("CREATE TABLE t (k timestamp(6) NOT NULL PRIMARY KEY)")
     moments = [dt.datetime(2024, 10, 27, hour, 30, tzinfo=dt.timezone.utc) for hour in range(5)]
