@@ -139,7 +139,12 @@ def _some_failed(
     failure = as_dagster_failure(whole, capabilities=capabilities, uri=uri)
     if isinstance(failure, dg.Failure):
         names = sorted({type(e).__name__ for e in errors.values()})
-        failure.metadata = {**failure.metadata, "rivet/error": dg.MetadataValue.text(", ".join(names))}
+        left = f"of those that failed: {left_behind(whole, capabilities)}"
+        failure.metadata = {
+            **failure.metadata,
+            "rivet/error": dg.MetadataValue.text(", ".join(names)),
+            **({"rivet/left_behind": dg.MetadataValue.text(left)} if len(errors) < of else {}),
+        }
     return failure
 
 

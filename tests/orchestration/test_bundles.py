@@ -135,6 +135,8 @@ def test_one_that_fails_stops_no_other_and_is_named_at_the_end(instance, lake, t
     assert "gone: " in said.description
     assert "broken: " in said.description
     assert plain(said.metadata)["rivet/error"] == "SourceError"
+    # What the others have committed is visible.
+    assert plain(said.metadata)["rivet/left_behind"].startswith("of those that failed: nothing of this run is visible")
     assert not [e for e in result.all_events if e.is_step_up_for_retry]
 
 
