@@ -537,6 +537,19 @@ def test_a_marker_of_a_rejected_run_that_lands_late_is_written_over(store, raw):
     assert litter(raw()) == []
 
 
+def test_where_neither_head_nor_marker_is_whole_nothing_is_replaced(tmp_path):
+    place = LocalHarness(tmp_path)
+    store = place.fresh()
+    export(store, Rows(NEW), run_id="run-0")
+    late = marker_body("xxh3:0123456789abcdef")
+    store.write("orders/_SUCCESS", late, md5=md5_of(late), expect=ANY)
+    store.remove(next(k for k, v in place.raw().items() if v == b"new-2"))
+    before = place.raw()
+    with pytest.raises(ReadError, match=r"neither the head run-0.* \(data/part.*missing.*\) nor the marker.*restore"):
+        export(store, Rows([b"third"]), run_id="run-1", over=["run-0"])
+    assert place.raw() == before
+
+
 def test_a_marker_that_keeps_changing_is_not_reported_as_ours(tmp_path):
     """At one destination: it is read some two hundred times."""
     place, numbers = LocalHarness(tmp_path), count()
