@@ -77,7 +77,6 @@ class Keys:
 
     def is_repeated(self, key: tuple[int, int]) -> bool:
         """Whether a settled key is there twice."""
-        self._merge()
         return sum(_count(run, key) for run in self._settled) > 1
 
     def _merge(self) -> None:
