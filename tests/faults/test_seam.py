@@ -394,6 +394,39 @@ def test_what_a_delivery_lists_is_not_late(store, raw, monkeypatch):
     assert [k for k in raw() if is_part(k) and "run-1" in k] == adopted
 
 
+def test_what_the_marker_s_delivery_adopted_outlives_a_head_that_is_rejected(tmp_path, monkeypatch):
+    """Cleaning what it came from was left to later runs; the first of them to try has a head that is not whole."""
+    place = LocalHarness(tmp_path)
+    store = place.fresh()
+    dies = Trouble("dead", operation="write", key=lambda key: key.endswith("-00002.csv"), error=Killed)
+    with pytest.raises(Killed):
+        export(FaultyStore(store, [dies]), Rows([b"adopted", b"lost"]), run_id="run-0")
+    [first] = [k for k in place.raw() if is_part(k)]
+    delivered = Manifest.delivered
+
+    def with_it(self, parts, *, finished_at, previous):
+        listed = replace(parts[0], path=first.removeprefix(PREFIX.root))
+        return delivered(self, (listed,), finished_at=finished_at, previous=previous)
+
+    monkeypatch.setattr(Manifest, "delivered", with_it)
+    dies = Trouble("dead-after", operation="write", key=is_marker, error=Killed)
+    with pytest.raises(Killed):
+        export(FaultyStore(store, [dies]), Rows([b"adopted"]), run_id="run-1", over=["run-0"])
+    monkeypatch.undo()
+    cannot = Trouble("before", operation="remove", times=99)
+    dies = Trouble("dead", operation="write", key=is_marker, error=Killed)
+    with pytest.raises(Killed):
+        export(FaultyStore(store, [cannot, dies]), Rows([b"rejected"]), run_id="run-2")
+    store.remove(next(k for k, v in place.raw().items() if v == b"rejected"))
+
+    def look_on(_n):
+        assert read_as_a_reader(place.raw()) == [b"adopted"]
+
+    export(store, Rows([b"third"], before_part=look_on), run_id="run-3", over=["run-2"])
+    assert read_as_a_reader(place.raw()) == [b"third"]
+    assert litter(place.raw()) == []
+
+
 def test_an_abort_after_a_takeover_deletes_nothing(store, raw):
     """Whoever took the run over may have adopted its parts."""
 
@@ -643,6 +676,15 @@ def test_retain_keeps_superseded_deliveries(store, raw, retain):
     kept = sorted(v for k, v in raw().items() if "/data/" in k)
     assert kept == [b"delivery-%d" % n for n in range(3 - retain, 4)]
     assert sum(is_side(k) for k in raw()) == retain + 1
+
+
+def test_what_a_retained_delivery_adds_to_is_retained_with_it(tmp_path):
+    place = LocalHarness(tmp_path)
+    store, settings, found = place.fresh(), CommitSettings(retain=1), []
+    for n, dataset in enumerate([Dataset.APPEND, Dataset.APPEND, Dataset.SNAPSHOT, Dataset.SNAPSHOT]):
+        export(store, Rows([b"%d" % n], dataset=dataset), run_id=f"run-{n}", settings=settings)
+        found.append(sorted(v for k, v in place.raw().items() if is_part(k)))
+    assert found == [[b"0"], [b"0", b"1"], [b"0", b"1", b"2"], [b"2", b"3"]]
 
 
 def test_only_what_our_manifests_name_is_ever_removed(store, raw):
