@@ -17,6 +17,7 @@ import pytest
 from dagster_aws.s3 import S3Resource
 
 import rivet_dagster as rd
+from rivet_dagster.orchestration.assets import ExportConfig
 from tests.harnesses import s3
 from tests.orchestration.kit import events, failure, lines, on_disk, plain, run
 from tests.orchestration.projects import Project, project
@@ -247,6 +248,10 @@ def test_a_range_of_partitions_fails_for_the_one_that_is_bad(instance, lake, sho
         ("de", True, 1),
         ("fr", True, 1),
     ]
+    # As unit tests call it: nothing is recorded, and nothing fails.
+    resources, keys = {"source": shop, "io_manager": lake_of}, dg.PartitionKeyRange("de", "fr")
+    with dg.build_asset_context(resources=resources, partition_key_range=keys) as context:
+        assert [type(one) for one in visits(context, ExportConfig())] == [dg.Output, dg.AssetCheckResult]
 
 
 class Changed(rd.ExportsComponent):
