@@ -678,6 +678,18 @@ def test_retain_keeps_superseded_deliveries(store, raw, retain):
     assert sum(is_side(k) for k in raw()) == retain + 1
 
 
+def test_a_run_that_died_before_the_first_delivery_is_cleaned_by_any_later_one(tmp_path):
+    place = LocalHarness(tmp_path)
+    store = place.fresh()
+    dead = FaultyStore(store, [Trouble("dead-after", operation="write", key=is_part, error=Killed)])
+    with pytest.raises(Killed):
+        export(dead, Rows([b"dead"]), run_id="run-0")
+    for n in (1, 2, 3):
+        assert b"dead" in place.raw().values()
+        export(store, Rows([b"%d" % n], dataset=Dataset.APPEND), run_id=f"run-{n}", over=["run-0"] if n == 3 else [])
+    assert litter(place.raw()) == []
+
+
 def test_what_a_retained_delivery_adds_to_is_retained_with_it(tmp_path):
     place = LocalHarness(tmp_path)
     store, settings, found = place.fresh(), CommitSettings(retain=1), []
