@@ -33,7 +33,8 @@ class BundleConfig(dg.Config):
 
     full_refresh: list[str] = Field(
         default_factory=list,
-        description="Names of exports whose datasets begin anew with all rows, instead of being added to.",
+        description="Names of exports whose datasets begin anew with all rows, instead of being added to; keys of "
+        "assets, where exports have the same name.",
     )
 
 
@@ -90,12 +91,17 @@ def bundle_asset(
 
 
 def _named(names: Sequence[str], exports: Mapping[dg.AssetKey, Export]) -> set[dg.AssetKey]:
-    unknown = sorted(set(names) - {e.name for e in exports.values()})
+    keys: dict[str, list[dg.AssetKey]] = {}
+    for key, export in exports.items():
+        keys.setdefault(export.name, []).append(key)
+    known = {name: found[0] for name, found in keys.items() if len(found) == 1}
+    # A name that several have is no name of one of them: their keys are.
+    known |= {key.to_user_string(): key for found in keys.values() if len(found) > 1 for key in found}
+    unknown = sorted(set(names) - known.keys())
     if unknown:
-        known = ", ".join(e.name for e in exports.values())
-        msg = f"full_refresh: expected names of the bundle's exports ({known}), found {', '.join(unknown)}"
+        msg = f"full_refresh: expected names of the bundle's exports ({', '.join(known)}), found {', '.join(unknown)}"
         raise dg.Failure(description=msg, allow_retries=False)
-    return {key for key, e in exports.items() if e.name in names}
+    return {known[name] for name in names}
 
 
 def _refuse_checks_alone(context: dg.AssetExecutionContext) -> None:

@@ -214,6 +214,30 @@ def test_what_is_committed_is_found_when_the_step_is_repeated(instance, lake, ta
         assert (head(lake, name)["dagster"]["run_id"] == first.run_id) is (bool(retries) or name != "t03")
 
 
+def test_a_dataset_begins_anew_only_where_its_own_export_is_named(instance, lake, tables):
+    defs = dg.component_defs(
+        component=rd.ExportsComponent(
+            source=rd.DatabaseResource(url=f"sqlite:///{tables}"),
+            destination={"type": "local", "path": str(lake)},
+            bundle=True,
+            exports=[
+                {"name": "t01", "table": "t01", "key_prefix": prefix, "mode": rd.Incremental(cursor_column="id")}
+                for prefix in ("a", "b")
+            ],
+        )
+    )
+
+    def anew(*names):
+        config = {"ops": {"exports_bundle": {"config": {"full_refresh": [*names]}}}}
+        return execute(defs, instance, run_config=config)
+
+    execute(defs, instance)
+    both = anew("t01")
+    assert "(a/t01, b/t01), found t01" in failure(both, "exports_bundle").user_failure_data.description
+    assert anew("b/t01").success
+    assert [head(lake, f"{prefix}/t01")["sequence"] for prefix in ("a", "b")] == [1, 2]
+
+
 def test_so_many_run_at_a_time_and_no_more(instance, lake, tables):
     running, most, lock = [0], [0], threading.Lock()
     three, fourth = threading.Barrier(3), threading.Event()
