@@ -294,8 +294,8 @@ def test_wherever_the_connection_is_cut_all_rows_arrive_or_an_error(shop: MySQL,
     assert sum(batch.num_rows for batch in source.open(query)) == 50
     whole = relay.passed
     failed = []
-    complete = 0
-    for after in [*range(0, whole - 60, 53), *range(whole - 60, whole + 1)]:
+    # The number of the connection is among the bytes that come, and may have got one more digit.
+    for after in [*range(0, whole - 60, 53), *range(whole - 60, whole + 2)]:
         relay.after = after
         try:
             batches = list(source.open(query))
@@ -303,10 +303,12 @@ def test_wherever_the_connection_is_cut_all_rows_arrive_or_an_error(shop: MySQL,
             failed.append(error)
             continue
         assert sum(batch.num_rows for batch in batches) == 50
-        complete += 1
+        break
+    else:
+        pytest.fail("no result came whole")
     assert all(error.transient for error in failed)
     # The last byte is the result's end: whoever misses it has no result.
-    assert complete == 1
+    assert after >= whole
 
 
 def test_close_does_not_wait_for_a_network_that_is_dead(shop: MySQL, relay: Relay) -> None:
