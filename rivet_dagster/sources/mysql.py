@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Generator, Iterator, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rivet_dagster.errors import SourceError
 from rivet_dagster.rows import Consistency, Key, Query, ResultColumn
@@ -18,7 +19,7 @@ from rivet_dagster.sources.description import (
 )
 from rivet_dagster.sources.guards import Misfits
 from rivet_dagster.sources.mysql_catalog import Table, from_clause, of_table, table_of
-from rivet_dagster.sources.mysql_charsets import refuse_lost_characters
+from rivet_dagster.sources.mysql_charsets import doubtful, refuse_lost_ascii, refuse_lost_characters
 from rivet_dagster.sources.mysql_connection import check_url, database_name
 from rivet_dagster.sources.mysql_cursor import cursor_of, note, window_text
 from rivet_dagster.sources.mysql_keys import range_text
@@ -106,7 +107,7 @@ class MySQLSource:
         misfits = Misfits(query.coerce)
         return BatchStream(
             columns,
-            self._batches(session, described, plans, schema_of(columns), query, misfits=misfits),
+            self._batches(session, described, plans, schema_of(columns), query, text=text, misfits=misfits),
             cancel=session.cancel_stream if shared else session.cancel,
             release=session.forget if shared else session.close,
             misfits=misfits,
@@ -186,10 +187,12 @@ class MySQLSource:
         schema: pa.Schema,
         query: Query,
         *,
+        text: str,
         misfits: Misfits,
     ) -> Generator[pa.RecordBatch, None, None]:
         names = [column.name for column in described]
         enough = min(self._batch_bytes, _ENOUGH_BYTES)
+        lossy, odd = doubtful(described), set[int]()
         for came in session.stream(most_rows=self._batch_rows, enough_bytes=enough):
             if not isinstance(came, Block):
                 if [column.name for column in came] != names or _planned(came, query) != plans:
@@ -202,11 +205,13 @@ class MySQLSource:
                 decoded = decode(came, [plan.shape for plan in plans])
             except WireError as error:
                 raise SourceError(f"{what_is_read(query)}: the server's rows cannot be understood: {error}") from None
+            odd.update(at for at in lossy if pc.any(pc.match_substring(decoded[at], "?")).as_py())
             arrays = [
                 column_array(column.name, plan, values, decimals=column.scale, misfits=misfits)
                 for column, plan, values in zip(described, plans, decoded, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        refuse_lost_ascii(session, text, [names[at] for at in sorted(odd)])
 
 
 def _planned(columns: tuple[WireColumn, ...], query: Query) -> tuple[ColumnPlan, ...]:

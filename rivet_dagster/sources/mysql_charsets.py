@@ -6,12 +6,14 @@ from rivet_dagster.sources.guards import refused
 from rivet_dagster.sources.mysql_session import MySQLSession
 from rivet_dagster.sources.mysql_types import WireColumn
 
-__all__ = ["refuse_lost_characters"]
+__all__ = ["doubtful", "refuse_lost_ascii", "refuse_lost_characters"]
 
-# Every code of these has a form in UTF-8, or is no valid text.
+# Every code of these has a form in UTF-8, or is no valid text; of the latter, ascii alone keeps what it is given.
 _WHOLE = "'ascii', 'binary', 'latin1', 'ucs2', 'utf8', 'utf8mb3', 'utf8mb4', 'utf16', 'utf16le', 'utf32'"
 # The usual collations of them, so that most queries need not ask.
 _USUAL = frozenset({8, 33, 45, 46, 47, 63, 83, 192, 224, 255})
+# ascii_general_ci, ascii_bin, and both without padding.
+_ASCII = frozenset({11, 65, 1035, 1089})
 _REPLACEMENT = "0xEFBFBD"
 
 
@@ -35,15 +37,35 @@ def refuse_lost_characters(session: MySQLSession, text: str, columns: tuple[Wire
         f"WHERE ID IN ({numbers}) AND CHARACTER_SET_NAME NOT IN ({_WHOLE})"
     )
     sets = {int(number): str(name) for number, name in partial}
-    wanted = [column for column in columns if column.charset in sets]
+    _refuse(session, text, {column.name: sets[column.charset] for column in columns if column.charset in sets})
+
+
+def doubtful(columns: tuple[WireColumn, ...]) -> tuple[int, ...]:
+    """Positions of columns that may hold bytes of no character, each of which comes as a question mark.
+
+    They are too many and too rarely wrong to be looked at before they are read.
+    """
+    return tuple(position for position, column in enumerate(columns) if column.charset in _ASCII)
+
+
+def refuse_lost_ascii(session: MySQLSession, text: str, names: list[str]) -> None:
+    """Look at all values of doubtful columns in which a question mark came.
+
+    Raises:
+        SourceError: as `refuse_lost_characters`.
+    """
+    _refuse(session, text, dict.fromkeys(names, "ascii"))
+
+
+def _refuse(session: MySQLSession, text: str, wanted: dict[str, str]) -> None:
     if not wanted:
         return
-    found = session.rows(f"SELECT {', '.join(_lost(column.name) for column in wanted)} FROM (\n{text}\n) AS q")
-    for column, lost in zip(wanted, found[0], strict=True):
+    found = session.rows(f"SELECT {', '.join(map(_lost, wanted))} FROM (\n{text}\n) AS q")
+    for (name, letters), lost in zip(wanted.items(), found[0], strict=True):
         if lost:
             raise refused(
-                column.name,
-                f"it holds characters of the character set {sets[column.charset]} that have no form in UTF-8",
+                name,
+                f"it holds characters of the character set {letters} that have no form in UTF-8",
                 remedy="select CAST(… AS BINARY) to read its bytes, or correct the text",
             )
 

@@ -10,6 +10,7 @@ import pytest
 
 from rivet_dagster.errors import ConfigError, SourceError
 from tests.sources.databases import MySQL
+from tests.sources.ranges import query_of, rows_in, run
 
 UTC = dt.timezone.utc
 LOOSE = "NO_BACKSLASH_ESCAPES,ALLOW_INVALID_DATES"
@@ -360,6 +361,20 @@ def test_characters_without_a_form_in_utf_8_are_refused_and_never_a_question_mar
     assert maria.read(sql="SELECT CAST(y AS BINARY) AS y FROM t WHERE i = 3").rows == [
         {"y": b"?" + bytes.fromhex(code)}
     ]
+
+
+def test_bytes_that_are_no_ascii_are_refused_once_they_have_come(maria: MySQL) -> None:
+    maria.execute(
+        "CREATE TABLE t (i int, y varchar(9) character set ascii)", "INSERT INTO t VALUES (1, 'why?'), (2, NULL)"
+    )
+    assert maria.read(table="t").rows == [{"i": 1, "y": "why?"}, {"i": 2, "y": None}]
+    maria.execute("INSERT INTO t VALUES (3, _ascii 0xE9)", sql_mode="")
+    for query in ({"table": "t"}, {"sql": "SELECT y FROM t"}):
+        with pytest.raises(SourceError, match=r"'y'.*ascii.*UTF-8"):
+            maria.read(**query)
+    with pytest.raises(SourceError, match=r"'y'.*ascii.*UTF-8"), run(maria) as snapshot:
+        rows_in(snapshot, query_of())
+    assert maria.read(sql="SELECT CAST(y AS BINARY) AS y FROM t WHERE i = 3").rows == [{"y": b"\xe9"}]
 
 
 def test_no_mode_of_the_server_hides_characters_that_are_lost(maria: MySQL) -> None:
