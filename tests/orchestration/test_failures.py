@@ -354,6 +354,15 @@ def test_a_client_that_cannot_be_built_is_a_clear_error(instance, shop, orders):
     assert "DestinationError" in {e.cls_name for e in chain(failure(result, "orders").error)}
 
 
+def test_a_destination_that_refuses_its_settings_says_so_itself(tmp_path):
+    class Refusing(rd.LocalIOManager):
+        def open_destination(self, clients):
+            raise ConfigError("part_bytes is 1")
+
+    with pytest.raises(ConfigError, match=r"^part_bytes is 1$"):
+        _ = Refusing(path=str(tmp_path)).destination
+
+
 def test_a_client_that_is_refused_its_address_does_not_repeat_it(instance, shop, orders):
     from dagster_azure.blob import AzureBlobStorageResource, AzureBlobStorageSASTokenCredential
 
