@@ -57,8 +57,14 @@ def make_check(
     asked = _asked(context, key, kind, subject)
     if not partitioned:
         return _check(context, kind, asked, None)
-    if context.has_partition_key or not context.has_partition_key_range:
-        return _check(context, kind, asked, context.partition_key if context.has_partition_key else None)
+    if context.has_partition_key:
+        return _check(context, kind, asked, context.partition_key)
+    if not context.has_partition_key_range:
+        msg = (
+            f"{key.to_user_string()}: the check `{kind.name}` expected a run of a partition, or of a range of them, "
+            "found one without; choose a partition"
+        )
+        raise dg.Failure(description=msg, allow_retries=False)
     keys = context.op_execution_context.partition_keys
     results = {k: _check(context, kind, asked, k) for k in keys}
     report_of_each(context, results)

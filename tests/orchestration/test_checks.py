@@ -15,6 +15,7 @@ import xxhash
 import rivet_dagster as rd
 from rivet_dagster.orchestration import checking
 from rivet_dagster.orchestration.checks import build_manifest_checks
+from tests.orchestration.kit import failure
 from tests.orchestration.test_judgement import BY_RIVET
 
 # Dagster's own word on `@asset(io_manager_def=…)`.
@@ -385,6 +386,8 @@ def test_a_partition_can_be_judged_later(place: Place) -> None:
     bad, good = (place.check(parted, tags={"dagster/partition": key}) for key in ("a", "b/c"))
     assert (bad.partition, bad.passed, [f["kind"] for f in _faults(bad)]) == ("a", False, ["missing"])
     assert (good.partition, good.passed, _plain(good)["rivet/rows"]) == ("b/c", True, 1)
+    of_none = place.check(parted, raise_on_error=False)
+    assert "choose a partition" in failure(of_none, "parted_manifest").user_failure_data.description
 
 
 def test_a_blocking_check_holds_downstream_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
