@@ -19,6 +19,7 @@ from rivet_dagster.sources.postgres_database import PostgresDatabase
 from rivet_dagster.sources.postgres_session import PostgresSession
 from rivet_dagster.sources.url import parse_url
 from tests.sources.databases import Postgres
+from tests.sources.ranges import query_of, run
 from tests.sources.relay import Relay, relay_to
 
 MANY = "SELECT i, repeat('x', 1000) AS s FROM generate_series(1, 1000000) AS i"
@@ -70,6 +71,27 @@ def test_rows_written_after_reading_began_are_not_seen(shop: Postgres) -> None:
     shop.execute("INSERT INTO moving VALUES (0)", "UPDATE moving SET i = -i")
     found += [row for batch in batches for row in batch.to_pylist()]
     assert [row["i"] for row in found] == list(range(1, 500001))
+
+
+def test_a_snapshot_of_a_run_that_cannot_be_held_leaves_no_session(
+    shop: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.execute("CREATE TABLE t (x int PRIMARY KEY)")
+    locking: list[PostgresSession] = []
+    lock = PostgresSession.lock
+
+    def fail_at_the_second(self: PostgresSession, text: str) -> None:
+        # Listed, since a session that nothing refers to any more is closed by that.
+        locking.append(self)
+        if len(locking) == 2:
+            raise SourceError("it is locked by somebody else")
+        lock(self, text)
+
+    monkeypatch.setattr(PostgresSession, "lock", fail_at_the_second)
+    with run(shop) as snapshot, pytest.raises(SourceError, match="somebody else"):
+        snapshot.open(query_of())
+    assert len(locking) == 2
+    eventually(lambda: sessions(shop) == 0)
 
 
 def test_an_application_name_in_the_url_wins(shop: Postgres) -> None:
