@@ -70,6 +70,8 @@ class _OpenPart:
         self._part.finish()
         self._sink.let_go()
         self._staged.close()
+        # The allocator keeps what other threads have made; asked after each row group, it costs more than it saves.
+        pa.default_memory_pool().release_unused()
         return EncodedPart(staged=self._staged, rows=self._rows)
 
     def abandon(self) -> None:
