@@ -256,7 +256,7 @@ class _Commit:
 
     def _receipt(self, manifest: Manifest | None, said: str | None) -> ExportReceipt:
         found = receipt_for(self.destination, self.attempt, self.prefix, manifest=manifest, fingerprint=said)
-        return replace(found, notes=self.notes + found.notes)
+        return replace(found, notes=self.notes)
 
     def _draft(self, seen: Sight, content: Content) -> Manifest:
         base, said = seen.committed, seen.committed_fingerprint
