@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -91,12 +92,9 @@ def bundle_asset(
 
 
 def _named(names: Sequence[str], exports: Mapping[dg.AssetKey, Export]) -> set[dg.AssetKey]:
-    keys: dict[str, list[dg.AssetKey]] = {}
-    for key, export in exports.items():
-        keys.setdefault(export.name, []).append(key)
-    known = {name: found[0] for name, found in keys.items() if len(found) == 1}
+    times = Counter(export.name for export in exports.values())
     # A name that several have is no name of one of them: their keys are.
-    known |= {key.to_user_string(): key for found in keys.values() if len(found) > 1 for key in found}
+    known = {e.name if times[e.name] == 1 else key.to_user_string(): key for key, e in exports.items()}
     unknown = sorted(set(names) - known.keys())
     if unknown:
         msg = f"full_refresh: expected names of the bundle's exports ({', '.join(known)}), found {', '.join(unknown)}"
