@@ -139,12 +139,10 @@ def _some_failed(
     failure = as_dagster_failure(whole, capabilities=capabilities, uri=uri)
     if isinstance(failure, dg.Failure):
         names = sorted({type(e).__name__ for e in errors.values()})
-        left = f"of those that failed: {left_behind(whole, capabilities)}"
-        failure.metadata = {
-            **failure.metadata,
-            "rivet/error": dg.MetadataValue.text(", ".join(names)),
-            **({"rivet/left_behind": dg.MetadataValue.text(left)} if len(errors) < of else {}),
-        }
+        said_of = {"rivet/error": ", ".join(names)}
+        if len(errors) < of:
+            said_of["rivet/left_behind"] = f"of those that failed: {left_behind(whole, capabilities)}"
+        failure.metadata = {**failure.metadata, **{name: dg.MetadataValue.text(x) for name, x in said_of.items()}}
     return failure
 
 
