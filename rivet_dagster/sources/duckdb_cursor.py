@@ -11,7 +11,16 @@ from rivet_dagster.rows import Query
 from rivet_dagster.sources.description import query_text, what_is_read
 from rivet_dagster.sources.duckdb_keys import Rows, literal, relation_of
 from rivet_dagster.sources.ranges import KeyColumn
-from rivet_dagster.sources.terms import counted_nulls, no_column, no_cursor, nulls_sql, relation_text, term_sql, top_sql
+from rivet_dagster.sources.terms import (
+    COARSEST,
+    counted_nulls,
+    no_column,
+    no_cursor,
+    nulls_sql,
+    relation_text,
+    term_sql,
+    top_sql,
+)
 from rivet_dagster.windows import Cursor, CursorKind, CursorTerm, Noted, Settling
 
 __all__ = ["cursor_of", "note", "value_literal"]
@@ -35,8 +44,6 @@ _LITERALS: dict[CursorKind, str] = {
     "uuid": "UUID",
 }
 _RESOLUTIONS = {"TIMESTAMP_S": timedelta(seconds=1), "TIMESTAMP_MS": timedelta(milliseconds=1)}
-# Of what a view or a query makes nothing says whether it is of a TIMESTAMP_S.
-_MADE = timedelta(seconds=1)
 
 
 def cursor_of(query: Query, term: CursorTerm, rows: Rows, types: Callable[[str], dict[str, str]]) -> Cursor:
@@ -52,7 +59,7 @@ def cursor_of(query: Query, term: CursorTerm, rows: Rows, types: Callable[[str],
         ConfigError: it is no column, or of a type that no window can be over.
     """
     text = query_text(query, most=3, fold=False)
-    unique, nullable, finds_nulls, finest = False, True, False, _MADE
+    unique, nullable, finds_nulls, finest = False, True, False, COARSEST
     if query.table is not None and term.column is not None:
         relation = relation_of(query, rows)
         # Names that differ in case only are one name to DuckDB.
@@ -66,7 +73,7 @@ def cursor_of(query: Query, term: CursorTerm, rows: Rows, types: Callable[[str],
         unique = relation.is_unique(column.name)
         # A column is stored by itself, and each piece of it says whether it has any.
         finds_nulls = relation.obstacle is None
-        finest = timedelta(microseconds=1) if relation.obstacle is None else _MADE
+        finest = timedelta(microseconds=1) if relation.obstacle is None else COARSEST
     else:
         if term.column is not None and term.column not in (known := types(text)):
             raise no_column(query, term.column, known)

@@ -24,6 +24,7 @@ from rivet_dagster.sources.postgres_writers import (
 )
 from rivet_dagster.sources.ranges import KeyColumn
 from rivet_dagster.sources.terms import (
+    COARSEST,
     counted_nulls,
     no_column,
     no_cursor,
@@ -62,8 +63,6 @@ FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_type t ON t.oi
      JOIN pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
 WHERE a.attrelid = to_regclass({relation}) AND a.attname = {column}
 """
-# Of what a view or a query makes nothing says whether it is of a timestamp(0), which has whole seconds alone.
-_MADE = timedelta(seconds=1)
 
 _LEADS_AN_INDEX = """
 SELECT i.indexrelid FROM pg_index i JOIN pg_class n ON n.oid = i.indexrelid JOIN pg_am m ON m.oid = n.relam
@@ -94,7 +93,7 @@ def cursor_of(query: Query, term: CursorTerm, rows: Rows, describe: Callable[[st
         field = describe(f"SELECT {term_sql(term)} AS c FROM {relation_text(query, text)}").field(0)
         metadata: dict[bytes, bytes] = field.metadata or {}
         name = metadata.get(b"POSTGRESQL:type", b"").decode() or str(field.type)
-        return Cursor(term=term, kind=_kind(query, term, name), type_name=name, resolution=_MADE)
+        return Cursor(term=term, kind=_kind(query, term, name), type_name=name, resolution=COARSEST)
     relation = relation_of(query, rows)
     column = relation.columns.get(term.column)
     if column is None:
@@ -127,7 +126,7 @@ def _resolution(query: Query, term: CursorTerm, rows: Rows) -> timedelta:
     digits = re.search(r"\((\d)\)", found[0]["declared"]) if found else None
     if digits:
         return timedelta(microseconds=10 ** (6 - int(digits.group(1))))
-    return _MADE if found and found[0]["made"] else timedelta(microseconds=1)
+    return COARSEST if found and found[0]["made"] else timedelta(microseconds=1)
 
 
 def value_literal(cursor: Cursor) -> Callable[[Any], str]:

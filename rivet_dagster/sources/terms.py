@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import Any
 
 from rivet_dagster.errors import ConfigError
@@ -11,6 +12,7 @@ from rivet_dagster.sources.description import quoted, what_is_read
 from rivet_dagster.windows import CursorTerm, Settling, Window
 
 __all__ = [
+    "COARSEST",
     "condition",
     "counted_nulls",
     "no_column",
@@ -21,6 +23,10 @@ __all__ = [
     "top_sql",
     "windowed",
 ]
+
+# How far apart the times of a cursor may be where nothing says it: there are columns of whole seconds, and what a view
+# or a query makes of them does not tell.
+COARSEST = timedelta(seconds=1)
 
 
 def term_sql(term: CursorTerm, quote: Callable[[str], str] = quoted) -> str:
