@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import gzip
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -379,3 +380,13 @@ def test_duckdb_reads_the_parts_of_both_formats_as_one_dataset(tmp_path: Any) ->
         found = duckdb.sql(f"from '{tmp_path}/*{suffix}' order by id").to_arrow_table()
         assert found["id"].to_pylist() == table["id"].to_pylist()
         assert found["text"].to_pylist() == table["text"].to_pylist()
+
+
+def test_the_allocator_is_asked_for_memory_once_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never asked, it keeps what other threads have made; asked after each row group, it costs more than it saves."""
+    asked: list[None] = []
+    pool = SimpleNamespace(release_unused=lambda: asked.append(None))
+    monkeypatch.setattr(pa, "default_memory_pool", lambda: pool)
+    parts = encoded(numbered(1000), Parquet(row_group_rows=20), max_file_size=6000)
+    assert 1 < len(parts) < 50
+    assert len(asked) == len(parts)
